@@ -1,7 +1,8 @@
-"""What the rules ask of the world: the storage port, its values and its guarantees.
+"""The storage port: everything that the rules ask of the world, its values and its guarantees.
 
-Every method of `Storage` is one atomic act. It returns when the act is durable as its durability
-level says (`local`, `quorum`, `all`: embedded, all three are one fsync), or it raises:
+Every method of `Storage` is one atomic act. For example, `append` stores records of several
+partitions, and returns where. An act returns when it is durable as its durability level says
+(`local`, `quorum`, `all`: embedded, all three are one fsync), or it raises:
 
 * `push.errors.Unknown`: the act may or may not have happened. Acts are idempotent: appends by
   sequence and id, cursor writes because they are absolute. Asking again is always safe.
@@ -10,8 +11,8 @@ level says (`local`, `quorum`, `all`: embedded, all three are one fsync), or it 
 
 Nothing beyond the certified offset leaves a storage (R10).
 
-What the storages ask of encryption: a record's payload is sealed where it is written, and
-opened where it is read. The header stays plain (R9), and is bound to its payload.
+A storage asks one thing of encryption, its `Sealer`: a record's payload is sealed where it is
+written, and opened where it is read. The header stays plain (R9), and is bound to its payload.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,8 +29,8 @@ OWNER_BYTES: Final = 16
 
 
 def is_same_owner(token: bytes, other: bytes) -> bool:
-    """Whether two owner tokens are of one owner: their first OWNER_BYTES name it, what follows is
-    drawn anew each time. An empty token is nobody's."""
+    """Whether two owner tokens are of one owner: their first OWNER_BYTES name it, the rest is
+    random each time. An empty token names no owner."""
     return bool(token) and token[:OWNER_BYTES] == other[:OWNER_BYTES]
 
 
@@ -38,7 +39,7 @@ def is_same_owner(token: bytes, other: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One record for one partition. Records of one call are appended in their order."""
+    """A record for a partition. Records of one call are appended in their order."""
 
     partition: Partition
     header: bytes
@@ -46,14 +47,15 @@ class Append:
     durability: Durability = "all"
     dedup_window_s: float = 300.0
     messages_max: int = 0
-    """What this storage retains of the whole queue; 0: no bound. What is beyond is `queue_full`."""
+    """Number of messages of the whole queue that this storage retains; 0: no bound. Those beyond it
+    are `queue_full`."""
     bytes_max: int = 0
     """The same for the bytes of the messages, as JSON."""
     message_bytes_max: int = 0
     """Bytes that a single message may have, as JSON; 0: no bound. A larger one is
     `message_too_large`: whatever leaves the queue, it never fits."""
     parsed: Header | None = field(default=None, compare=False, repr=False)
-    """What `header` says, of whoever has just made it: nobody looks whether it is true."""
+    """The content of `header`, from the gateway that has just made it; taken for true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class NotStored:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What became of a record.
+    """The outcome of an append of one record.
 
     `outcomes` is None in the ordinary case: message i is stored at `first + i`. Else it holds one
     outcome per message of the record, in order (R5), and `skips` the indexes without an offset of
@@ -104,11 +106,11 @@ class Retry:
     """The reason that the last nack which gave one had, as the gateway sealed it. In a write None
     keeps what is stored."""
     rejected: bool = False
-    """Its consumer said that no further attempt can help: it is exhausted, however often it was
-    tried."""
+    """A consumer said that no further attempt can help: the message is exhausted, however often it
+    was tried."""
 
     def after(self, before: "Retry | None") -> "Retry":
-        """Return what is to be remembered now: the reason of `before` stays where this has none."""
+        """Return what is to be remembered now: the reason of `before` stays if this has none."""
         if before is None or self.nack is not None or before.nack is None:
             return self
         return replace(self, nack=before.nack)
@@ -124,7 +126,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """What a group has passed in a partition.
+    """The progress of a group in a partition.
 
     Passed are the offsets below `floor` and those in `passed`: settled, or set aside in a side
     line. What stands in a side line is passed and not settled: it is not read from the log again,
@@ -138,10 +140,10 @@ class Cursor:
     """(key hash, number of offsets) of each side line."""
     parked: tuple[Parked, ...] = ()
     ended: tuple[Range, ...] = ()
-    """Settled, after they were given out, by no ack; see CursorWrite."""
+    """Offsets that were given out and then settled by no ack; see CursorWrite."""
     dead: tuple[Dead, ...] = ()
-    """By offset: what goes to the dead letters, and is not known to stand there. Not settled; most
-    of it is not passed either."""
+    """Messages on their way to the dead letters, by offset, that are not known to stand there. They
+    are not settled, and most are not passed either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +155,12 @@ class Owned:
     certified: int
     generation: int
     previous: int | None = None
-    """The epoch before, where it was the same owner's (R22) and nobody sought or restored since."""
+    """The epoch before, if it was the same owner's (R22) and no seek or restore came since."""
 
 
 @dataclass(frozen=True, slots=True)
 class CursorWrite:
-    """One fenced change of a cursor; all of it or nothing.
+    """A fenced change of a cursor; all of it or nothing.
 
     Applied in this order: `settled` (absolute ranges, also removes retries and side line entries
     of these offsets), `retries` (a row per offset; one of a settled offset is refused and comes
@@ -178,15 +180,16 @@ class CursorWrite:
     unparked: tuple[int, ...] = ()
     dead: tuple[Dead, ...] = ()
     ended: tuple[Range, ...] = ()
-    """Of `settled` or `dead`: what was given out and then settled by no ack (dead-lettered, gone).
-    The cursor keeps ENDED_RANGES_MAX of these, for the next owner to tell a late ack (R21)."""
+    """The offsets of `settled` or `dead` that were given out and then settled by no ack
+    (dead-lettered, gone). The cursor keeps ENDED_RANGES_MAX of these, for the next owner to tell a
+    late ack (R21)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """`refused`: offsets of `retries` and of `dead` that are settled already: they must not be
-    given (R16), and have no dead letter (P5).
-    `fenced`: nothing was written, a newer owner exists."""
+    """The answer to a CursorWrite. `refused`: offsets of `retries` and of `dead` that are settled
+    already; they must not be given (R16), and have no dead letter (P5). `fenced`: nothing was
+    written, a newer owner exists."""
 
     refused: tuple[int, ...] = ()
     fenced: bool = False
@@ -196,29 +199,26 @@ class Written:
 
 
 class Lane(NamedTuple):
-    """What of a storage fails together, and says nothing of the rest.
+    """The part of a storage that fails together: the acts of one level at one of its servers.
 
-    A lane is the acts of one level at one place of the store: one connection to one of its
-    servers. They take effect in the order of the calls. When a replica is away, the lane of the
-    level `all` fails and that of `local` goes on; when one primary of a Cluster is, its lanes do,
-    and no others.
-
-    Whoever cares for an order (R7) has what belongs together, a partition's appends, under way in
-    one lane at a time: its lane becomes another one when its queue's level is changed, or when it
-    moves.
+    They take effect in the order of the calls. If a replica is away, the lane of the level `all`
+    fails and that of `local` goes on; if one primary of a Cluster is, its lanes fail, and no
+    others. A partition's lane becomes another one when its queue's level is changed, or when the
+    partition moves. A caller that needs its appends in order (R7) has them under way in one lane at
+    a time.
     """
 
     number: int
     doubts: int
-    """How often acts there have failed as a whole (Unknown, or no store there). Two lanes that are
-    equal: nothing has failed there in between."""
+    """Number of acts that failed there as a whole (Unknown, or no store there). If two lanes are
+    equal, nothing has failed there in between."""
 
 
 ONE_LANE: Final = Lane(0, 0)
 """The lane of a storage that is one store, and whose failure ends the process."""
 
 
-# --- Reading and looking ------------------------------------------------------------------------
+# --- Reading ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class CursorState:
-    """For looking at: where a group stands in a partition."""
+    """The state of a group's cursor in a partition, for inspection."""
 
     place: CursorPlace
     epoch: int
@@ -268,32 +268,32 @@ class CursorState:
     aside: int
     parked: int
     aside_first: int | None = None
-    """The lowest offset that stands in a side line; None: none does."""
+    """The lowest offset in a side line; None: there is none."""
     dead: int = 0
-    """Number of those that go to the dead letters, and are not known to stand there."""
+    """Number of messages on their way to the dead letters that are not known to stand there."""
 
 
 class MessageStatus(NamedTuple):
-    """For looking at: where a message stands for a group, as far as it is durable. `waiting` and
-    `parked` are those of side lines; what an owner holds in memory is `ready` here. `dying`: on its
-    way to the dead letters."""
+    """The state of a message for a group, for inspection, as far as it is durable. `waiting` and
+    `parked` messages are in side lines; what an owner holds in memory is `ready` here. `dying`: on
+    its way to the dead letters."""
 
     state: Literal["ready", "settled", "waiting", "parked", "dying"]
     attempts: int = 0
-    """Those that are counted."""
+    """Number of attempts that count."""
     nack: bytes | None = None
-    """See Retry."""
+    """The sealed reason of the last nack that gave one."""
     ended: bool = False
-    """Of what is settled: by no ack, after it was given out; see CursorWrite."""
+    """The message was given out, and settled by no ack; see CursorWrite."""
 
 
 Start = Literal["earliest", "latest"] | int
-"""Where a new group starts in a partition; a number is an offset."""
+"""The place where a new group starts in a partition; a number is an offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageState:
-    """For /readyz and /healthz. `reasons` is empty when everything is well."""
+    """The state for /readyz and /healthz. `reasons` is empty when everything is well."""
 
     writable: bool
     publishable: bool
@@ -307,37 +307,38 @@ WakeUp = Callable[[Partition, int], None]
 
 
 class StorageInspection(Protocol):
-    """What a storage shows of itself, the looking half of `Storage`: changes nothing (P9).
+    """The half of `Storage` that shows and changes nothing (P9).
 
     Each call answers from one moment; two calls may be of two.
     """
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
-        """Every partition of a queue; empty when it is unknown."""
+        """Return every partition of a queue; empty: the queue is unknown."""
 
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
-        """Every cursor of a group; empty when it is unknown."""
+        """Return every cursor of a group; empty: the group is unknown."""
 
     async def cursor(self, place: CursorPlace) -> Cursor | None:
-        """A cursor as its next owner would find it, without becoming one; None: unknown."""
+        """Return a cursor as its next owner would find it; None: it is unknown."""
 
     async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
-        """Where each of the offsets first..last stands for a group; none when it is unknown."""
+        """Return the status for a group of each of the offsets first..last; empty: the place is
+        unknown."""
 
     async def parked(self, place: CursorPlace) -> list[ParkedLine]:
-        """The parked keys of a (group, partition), by hash; empty when it is unknown."""
+        """Return the parked keys of a (group, partition), by hash; empty: it is unknown."""
 
     async def trimmable(
         self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
     ) -> tuple[int, int | None]:
-        """How many messages `Storage.trim` would delete with this retention: in a slice of the
-        partition, from the offset `after` on. The offset to go on from comes second; None: that
-        was the last slice."""
+        """Return how many messages `Storage.trim` would delete with this retention in a slice of
+        the partition, from the offset `after` on. Second, the offset to go on from; None: that was
+        the last slice."""
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
-        """For each (partition, offset), when the record was published that holds the offset or
-        is the first one behind it, in unix milliseconds; None: nothing is retained from there on,
-        or the partition is unknown."""
+        """Return for each (partition, offset) when the record was published that holds the offset
+        or is the first one behind it, in unix milliseconds; None: nothing is retained from there
+        on, or the partition is unknown."""
 
 
 class Storage(StorageInspection, Protocol):
@@ -345,13 +346,15 @@ class Storage(StorageInspection, Protocol):
 
     @property
     def inbox(self) -> Inbox | None:
-        """Where requests reach owners at other gateways (R24); None: there are none."""
+        """The inboxes through which requests reach owners at other gateways (R24); None: there are
+        no other gateways."""
 
     async def incarnation(self) -> str:
-        """The store's history: another one after `tocsin admin restore` (R30)."""
+        """Return the name of the store's history: another one after `tocsin admin restore`
+        (R30)."""
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
-        """Make its partitions, empty. Done already: nothing happens. Refused: it was dropped."""
+        """Make its partitions, empty; made already: do nothing. Refused: it was dropped."""
 
     async def drop_queue(self, queue_id: str) -> None:
         """Delete its partitions, cursors and dedup state, in slices. Making it later is Refused."""
@@ -376,50 +379,54 @@ class Storage(StorageInspection, Protocol):
         """
 
     def copies(self, partition: Partition, level: Durability) -> int:
-        """On how many disks a record of this level is when its append is answered. Asks nobody."""
+        """Return on how many disks a record of this level is when its append is answered. Asks no
+        server."""
 
     def lane(self, partition: Partition, level: Durability) -> Lane:
-        """Where acts of this level go, now: appends at their queue's, cursor writes at `all`. Its
-        doubts have grown before anybody hears of a failure. Nobody is asked."""
+        """Return the lane of acts of this level at this moment. Appends have their queue's level,
+        cursor writes `all`. The lane's doubts grow before a failure is raised. Asks no server."""
 
     def append(
         self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> Awaitable[list[Appended]]:
         """Append records; deduplicate by producer sequence (R6, R7) and client id (R8).
 
-        `lane`: that of all of them when they were decided to come next. Where it is not that any
-        more, what they come behind may not be stored: they are refused (R7), until that is heard.
+        `lane`: the lane of all of them when it was decided that they come next. If it is another
+        one by now, what they come behind may not be stored: they are refused (R7).
 
         Each record's outcome stands alone. An append to an unknown partition is answered with
         `NotStored("queue_not_found")` throughout. A record without any new message still writes
         something, so that a replication wait behind it means something (R9).
-        It may begin at once. When awaited it raises Unknown where the outcome is not known.
+        The append may begin at once. When awaited it raises Unknown if the outcome is not known.
         """
 
     async def read(
         self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
     ) -> Read:
-        """Certified records from the one that holds `offset` (or the first after it) on, at most
-        `bytes_max` bytes of memory (`Record.memory_bytes`) but at least one record; none that
+        """Read certified records from the one that holds `offset` (or the first after it) on, at
+        most `bytes_max` bytes of memory (`Record.memory_bytes`) but at least one record; none that
         begins above `until`."""
 
     async def read_each(
         self, partition: Partition, offsets: Sequence[int], bytes_max: int
     ) -> tuple[Record | None, ...]:
-        """For each of these offsets (ascending) the certified record that holds it, None where none
-        does: of the first offsets, as many as have at most `bytes_max` bytes of memory, but at
-        least one. Refused, where it is there and not certified: it was (R10), and is not gone."""
+        """Read for each of these offsets (ascending) the certified record that holds it; None:
+        there is none. Answers as many of the first offsets as have at most `bytes_max` bytes of
+        memory, but at least one. Refused: a record is there and not certified; it was certified
+        (R10), and is not gone."""
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
-        """The first retained offset published at or after this time; the certified end if none."""
+        """Find the first retained offset published at or after this time; if none, the certified
+        end."""
 
     async def own(
         self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:
         """Become the owner: raises and persists the epoch above both the stored one and
         `epoch_seen` (R15), remembers the `token`, waits for the level `all`. The token names the
-        owner and is random behind that (see `is_same_owner`); who owned the place last under its
-        name is told under which epoch (R22). With a token whose answer was lost: the same start.
+        owner and is random behind that (see `is_same_owner`). An owner that owned the place last
+        under its name learns under which epoch (R22). With a token whose answer was lost: the same
+        start.
 
         Raises:
             Fenced: `assignment` is older than one that owned this place before (R14).
@@ -427,28 +434,30 @@ class Storage(StorageInspection, Protocol):
         """
 
     def write_cursors(self, writes: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
-        """Fenced cursor changes (see CursorWrite), one answer each. Settling above the certified
-        end is Refused for the whole call: it is a bug of the caller. Begun as `append` is."""
+        """Make fenced cursor changes (see CursorWrite), one answer each. Settling above the
+        certified end is Refused for the whole call: it is a bug of the caller. The write may begin
+        at once, as an append."""
 
     async def read_side(
         self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
-        """Offsets of a key's side line above `after` (-1: from the start), in order."""
+        """Read the offsets of a key's side line above `after` (-1: from the start), in order."""
 
     async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
         """Delete a slice of the records that every group has settled and whose retention has
-        passed (R12): a record, not a prefix. `keep_all`: nobody subscribes yet and no retention is
-        set, so nothing goes. Returns the bytes freed; 0: nothing is left to do now."""
+        passed (R12): a record, not a prefix. `keep_all`: there is no group yet and no retention,
+        so nothing goes. Returns the bytes freed; 0: nothing is left to do now."""
 
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         """Accept no further append; returns the certified end S, durable with the successors
         (R27). Sealed already: the same answer."""
 
     def on_certified(self, wake_up: WakeUp) -> None:
-        """Register the one wake-up: before an append's answer; where it got lost, seconds later."""
+        """Register the one wake-up. It comes before an append's answer; if the answer got lost,
+        seconds later."""
 
     async def state(self) -> StorageState:
-        """Whether it can be written to, and if not, why."""
+        """Return whether the storage can be written to, and if not, why."""
 
     async def close(self) -> None:
         """Finish what was accepted, then close. Calls after it raise Refused."""
@@ -468,32 +477,30 @@ class Sealer(Protocol):
     thread at a time seals; several open."""
 
     def seal(self, partition: Partition, header: bytes, payload: bytes, count: int) -> bytes:
-        """The payload of a record of `count` messages, as it is stored. It is only opened again
-        with the same queue id, partition number and header.
+        """Return the payload of a record of `count` messages in the form that is stored. It is only
+        opened again with the same queue id, partition number and header.
 
         Raises:
-            Refused: storage_unavailable: nothing can be sealed at the moment, with why.
+            Refused: storage_unavailable: nothing can be sealed at the moment, and why.
         """
 
     def unseal(self, partition: Partition, header: bytes, sealed: bytes) -> bytes:
-        """The payload that `seal` was given; one that was stored plain, as it is.
+        """Return the payload that `seal` was given; one that was stored plain, as it is.
 
         Raises:
             RecordDamaged: it was changed or belongs elsewhere, its key is not known, or its form
-                is of another version. Its text holds nothing of the payload.
+                is of another version. The error's text holds nothing of the payload.
             Refused: storage_unavailable: its key cannot be had at the moment.
         """
 
 
 class _Plain:
-    """Stores payloads as they are."""
+    """The sealer that stores payloads as they are."""
 
     def seal(self, partition: Partition, header: bytes, payload: bytes, count: int) -> bytes:
-        """As Sealer.seal: the payload."""
         return payload
 
     def unseal(self, partition: Partition, header: bytes, sealed: bytes) -> bytes:
-        """As Sealer.unseal: what is stored."""
         return sealed
 
 
