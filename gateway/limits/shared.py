@@ -60,7 +60,7 @@ class SharedLimits:
         if self._gateway is None:
             return
         asks = self.shares.close(now=_now())
-        self.shares.given_up(now=_now())
+        self.shares.on_lapse(now=_now())
         with suppress(Refused, Unknown, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 for first in range(0, len(asks), ASKS_MAX):
@@ -96,16 +96,16 @@ class SharedLimits:
             _LOG.warning("limits are not shared, standing shares hold: %s", error)
             return
         self._gateway, self._calls = name, 0
-        self.shares.joined(is_seated, names, now=_now(), sent=sent)
+        self.shares.on_join(is_seated, names, now=_now(), sent=sent)
 
     async def _ask(self, gateway: str) -> None:
         sent = _now()
-        asks = self.shares.asks(now=sent)
+        asks = self.shares.requests(now=sent)
         self._calls += 1
         try:
             reply = await self._pool.ask(gateway, self._calls, asks)
         except (Refused, Unknown) as error:
-            self.shares.failed(asks)
+            self.shares.on_failure(asks)
             if self.shares.expire(now=_now()):
                 _LOG.warning("limits are not shared any more, standing shares hold: %s", error)
                 self._gateway = None
@@ -113,11 +113,11 @@ class SharedLimits:
         if reply is None or self.shares.expire(now=_now()):
             self._lost()
         else:
-            self.shares.answered(asks, reply, now=_now(), sent=sent)
+            self.shares.on_reply(asks, reply, now=_now(), sent=sent)
 
     def _lost(self) -> None:
         self._gateway = None
-        self.shares.given_up(now=_now())
+        self.shares.on_lapse(now=_now())
 
 
 def _now() -> float:

@@ -40,7 +40,7 @@ class One:
     def join(self) -> None:
         self.name, self.calls, self.out = self.world.fresh_name(), 0, None
         seated, names = self.world.pool.join(self.name, self.world.time_us)
-        self.shares.joined(seated, names, now=self.now, sent=self.now)
+        self.shares.on_join(seated, names, now=self.now, sent=self.now)
 
     def take(self, cost: int) -> bool:
         """Whether it is admitted; the world looks at what this comes to."""
@@ -53,7 +53,7 @@ class One:
         """What it has to say reaches the store, or is lost on the way."""
         if self.out is not None:
             return
-        asks = self.shares.asks(now=self.now)
+        asks = self.shares.requests(now=self.now)
         self.calls += 1
         self.called_s = self.now
         reply = None
@@ -73,13 +73,13 @@ class One:
         if self.shares.expire(now=self.now):
             self._give_up()
         elif answered and reply is not None:
-            self.shares.answered(asks, reply, now=self.now, sent=sent)
+            self.shares.on_reply(asks, reply, now=self.now, sent=sent)
         else:
-            self.shares.failed(asks)
+            self.shares.on_failure(asks)
 
     def _give_up(self) -> None:
         self.world.cuts += 1
-        self.shares.given_up(now=self.now)
+        self.shares.on_lapse(now=self.now)
         self.name, self.out = "", None
 
     def look(self) -> None:

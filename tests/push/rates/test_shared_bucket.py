@@ -240,8 +240,8 @@ def test_a_call_that_comes_about_late_changes_nothing() -> None:
     world = World(RATE, 2)
     one = world.gateways[0]
     flood(1)(one)
-    late = one.shares.asks(now=one.now)
-    one.shares.failed(late)
+    late = one.shares.requests(now=one.now)
+    one.shares.on_failure(late)
     one.calls += 1
     number = one.calls
     one.call()
