@@ -73,7 +73,8 @@ from runtime.loop.end_of_turn import Deadlines, EndOfTurn
 def _letters(
     storage: Storage, looking: Storage, groups: Groups
 ) -> tuple[OwnerServer | None, OwnerClient | None]:
-    """What other gateways ask of owners here, and what is asked of theirs. None: there are none."""
+    """Make the server for what other gateways ask of owners here, and the client of theirs. None:
+    there are no other gateways."""
     inbox = storage.inbox
     if inbox is None:
         return None, None
@@ -110,9 +111,10 @@ async def begin_log(log: DeliveryLog, config: Config, gateway: str) -> None:
 
 
 class Broker:
-    """See the module. `on_fatal` is called when the storage can no longer be trusted (R31): the
-    process must end and start again from the file. `pool`: where rates are shared with others;
-    None: there are none. `may_be_away`: part of the storage, and it is started all the same."""
+    """The parts of one gateway. `on_fatal` is called when the storage can no longer be trusted
+    (R31): the process must end and start again from the file. `pool`: where rates are shared with
+    others; None: there are none. `may_be_away`: part of the storage, and it is started all the
+    same."""
 
     _clusters: Callable[[Principal | None], Awaitable[list[ClusterDescription]]] | None = None
 
@@ -165,14 +167,14 @@ class Broker:
         self.janitor = self._janitor_of(context, temporary_owner)
         self.tail.watch(self.janitor.touched)
         self.hit_rates: dict[str, HitRateSource] = self._caches()
-        """Of all caches; those of other parts are added by whoever puts them together."""
+        """Hit rates of all caches; the server adds those of its own parts."""
         self.metrics = self._measuring_of(config)
         self.backups: Backups | None = None  # None: what it keeps is not in files of this machine
         self.keyring: Keyring | None = None  # None: nothing here is sealed
         self.audit = Audit(None, None, wall=time.time)
         """Where it notes what is done without an operator; set by whoever keeps a trail."""
         self._rest = AsyncExitStack()
-        """What is closed last."""
+        """Resources that are closed last."""
 
     def _context_of(self, looking: Storage) -> DeliveryContext:
         """Compose what all owned partitions of this gateway share."""
@@ -376,7 +378,7 @@ class Broker:
         await self._rest.aclose()
 
     async def ready(self) -> list[str]:
-        """What is not ready, one sentence each; empty: ready."""
+        """Return why the gateway is not ready, one sentence each; empty: it is ready."""
         return await self._availability.reasons()
 
     # --- Queues --------------------------------------------------------------------------------
@@ -513,13 +515,13 @@ class Broker:
     # --- Looking -------------------------------------------------------------------------------
 
     async def describe_queue(self, principal: Principal, name: str) -> dict[str, object]:
-        """See gateway.operator.describe."""
+        """Describe a queue: its settings, figures and groups."""
         return await self._describer.queue(principal, name)
 
     async def describe_group(
         self, principal: Principal, queue: Queue, name: str
     ) -> dict[str, object]:
-        """See gateway.operator.describe."""
+        """Describe a group: its settings, figures and cursors."""
         return await self._describer.group(principal, queue, name)
 
     async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:

@@ -28,8 +28,8 @@ from push import limits
 
 OwnerT = TypeVar("OwnerT")
 SHARE: Final = 4
-"""What one owner may hold, in parts of what is left to the others: alone four fifths of all, two of
-them four ninths each, and there is always something left (Choudhury and Hahne, 1998)."""
+"""Most that one owner may hold, in parts of what is left to the others: alone four fifths of all,
+two of them four ninths each, and there is always something left (Choudhury and Hahne, 1998)."""
 WINDOW_S: Final = 1.0
 """Seconds after several owners have published in which the next one is expected to be another."""
 HEAVY_BYTES_MIN: Final = 64 * 1024
@@ -131,7 +131,7 @@ class _RecentSizes(Generic[OwnerT]):
         self._before: dict[OwnerT, int] = {}
         self._current: dict[OwnerT, int] = {}
         self._totals = [0, 0]
-        """Of `_before` and of `_current`."""
+        """Sums of `_before` and of `_current`."""
         self._until = _NEVER
         """The end of the current half."""
 

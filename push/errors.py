@@ -13,7 +13,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """One line of the public table: what a client can switch on."""
+    """A line of the public table: a name that a client can switch on."""
 
     name: str
     http_status: int

@@ -39,7 +39,7 @@ _NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[{]}")
 
 
 class Message(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """One message, in a publish and in a push alike.
+    """A message, in a publish and in a push alike.
 
     Exactly one of `body` (any JSON value, kept as its bytes) and `body_base64` (binary) is set.
     `id` is the client's; where none is given, a delivered message is named by its place.
@@ -101,11 +101,11 @@ def check_message(message: Message, message_bytes_max: int) -> None:
 
 
 def encode_plain(messages: Sequence[Message], message_bytes_max: int) -> list[bytes] | None:
-    """The JSON forms of messages that have nothing but a body and a short key, or none, and of
-    which `check_message` takes each. None says nothing: they are few, or one of them has more, or
-    breaks a rule. They are to be checked one by one then.
+    """Return the JSON forms of messages that have nothing but a body and a short key, or none, and
+    each of which `check_message` takes. None: they are few, or one of them has more, or breaks a
+    rule; they are to be checked one by one then.
 
-    All of them are looked at in a few calls, which cost less than a few on each. What stands in a
+    All of them are checked in a few calls, which cost less than a few on each. Whatever stands in a
     form beside key and body makes it longer than these two say, and nothing makes it shorter.
     """
     count = len(messages)
@@ -139,7 +139,8 @@ def encode_plain(messages: Sequence[Message], message_bytes_max: int) -> list[by
 
 
 def _looks_plain(message: Message) -> bool:
-    """Producers do the same with each message: the first one spares a look at the others."""
+    """Whether a message has nothing but body and key. Producers do the same with each message, so
+    the first one tells of the others."""
     return (
         message.id is None
         and message.headers is None
@@ -151,7 +152,7 @@ def _looks_plain(message: Message) -> bool:
 
 
 def _size(text: str, what: str) -> int:
-    """Bytes of its UTF-8 form, which a lone surrogate does not have."""
+    """Return the bytes of a text's UTF-8 form, which a lone surrogate does not have."""
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:
@@ -159,8 +160,8 @@ def _size(text: str, what: str) -> int:
 
 
 RESERVED: Final = "tocsin-"
-"""What names of headers begin with that the broker alone gives. [A client copies what a dead letter
-says of itself into a new message, and whoever looks for letters is told where another one died.]"""
+"""Begin of the names of headers that the broker alone gives. [A client copies what a dead letter
+says of itself into a new message, and a reader of letters is told where another one died.]"""
 
 
 def _check_rare(message: Message) -> None:
@@ -197,7 +198,8 @@ def _check_rare(message: Message) -> None:
 
 
 def _base64_size(text: str) -> int:
-    """Number of bytes that the text stands for; Refused where it is not base64 (RFC 4648 §4)."""
+    """Return the number of bytes that a text stands for; Refused: it is not base64 (RFC 4648
+    §4)."""
     try:
         return len(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError) as error:
@@ -225,7 +227,7 @@ def _check_text(json: bytes) -> None:
 
 
 def _check_depth(body: bytes) -> None:
-    """Reject one that is nested too deep; as `_check_text` has it."""
+    """Reject a body that is nested too deep, without a loop over its bytes in Python."""
     if len(body) >= _DEEP_BYTES_MIN and _may_be_deep(body):
         # outside of strings: every second piece between quotes that are not escaped
         plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
@@ -242,7 +244,7 @@ def _may_be_deep(json: bytes) -> bool:
 
 
 def encode_message(message: Message) -> bytes:
-    """The JSON form that is stored and pushed."""
+    """Return the JSON form that is stored and pushed."""
     if message.body_base64 is not None and message.body is not _NO_BODY:
         message = msgspec.structs.replace(
             message, body=_NO_BODY

@@ -37,7 +37,7 @@ _PRODUCER: Final = struct.Struct("<16sQ")
 NO_DIGEST: Final = bytes(32)
 RECORD_MEMORY_BYTES: Final = 1000
 MESSAGE_MEMORY_BYTES: Final = 64
-"""What CPython takes for a record besides its payload, and besides for each message (tracemalloc,
+"""Bytes that CPython takes for a record beside its payload, and for each message (tracemalloc,
 3.11: 990 and 60). A hundred thousand records of one small message are 140 MB, not 30."""
 _NOTHING: Final = array("Q")
 _NONE: Final[list[Any]] = []
@@ -356,15 +356,15 @@ class RecordBuilder:
     def __len__(self) -> int:
         return len(self.payloads)
 
-    def context(self, producer: bytes, resolved: int) -> None:
-        """What follows comes from this producer; `resolved`: everything below was answered."""
+    def set_producer(self, producer: bytes, resolved: int) -> None:
+        """Add the next messages for this producer; `resolved`: everything below was answered."""
         pair = (producer, resolved)
         if not self._contexts or self._contexts[-1] != pair:
             self._contexts.append(pair)
         self._current = len(self._contexts)
 
-    def no_context(self) -> None:
-        """What follows comes without sequences."""
+    def clear_producer(self) -> None:
+        """Add the next messages without sequences."""
         self._current = 0
 
     def add(self, encoded: bytes, key_hash: int, sequence: int = 0) -> None:

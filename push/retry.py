@@ -52,7 +52,7 @@ class Breaker:
         """When it is half-open."""
         self._trial_until: float | None = None
         self._ticket = 0
-        """Of calls that begin now; another one each time that the breaker changes."""
+        """Ticket of calls that begin now; another one each time that the breaker changes."""
 
     def __repr__(self) -> str:
         return f"Breaker(open={self._is_open}, failures={self._failures}, until={self._until})"

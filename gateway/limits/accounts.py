@@ -87,7 +87,7 @@ class LimitAccounts:
         self._make = make
         self._known: dict[Name, Account] = {}
         self._idle: list[tuple[float, int, Account]] = []
-        """Those that nobody holds, by when each was to be empty when it was looked at last."""
+        """Accounts that nobody holds, by when each was to be empty when it was listed."""
         self._count = 0
 
     def __len__(self) -> int:

@@ -302,7 +302,7 @@ class Allowance:
         self._held: Sequence[Account] = ()
         """Accounts of a session that is open; else empty."""
         self._quotas: dict[str, PublishQuota] = {}
-        """By queue id, while accounts are held."""
+        """Quotas by queue id, while accounts are held."""
 
     def _accounts(self, now: float) -> Sequence[Account]:
         if self._held or not self._claims:

@@ -1,4 +1,4 @@
-"""What limits are, and how they are written. Pure.
+"""Limits, and the form in which they are written. Pure.
 
     messages=1000/s,bytes=10M/s+40M,sessions=100
 
@@ -21,18 +21,18 @@ from push import limits
 from push.rates.bucket import Rate
 
 Kind = Literal["connections", "failures", "requests", "frames", "messages", "bytes"]
-"""What has a rate: opened WebSockets and sessions by long poll; credentials that are wrong; HTTP
-requests; what a session says beside publishing; messages, and bytes of them, that are published."""
+"""Kinds of rates: opened WebSockets and sessions by long poll; credentials that are wrong; HTTP
+requests; frames of a session beside publishing; messages that are published, and their bytes."""
 Bound = Literal["sessions", "in_flight"]
-"""What has a bound: sessions, and messages that were published and await their answer."""
+"""Kinds of bounds: sessions, and messages that were published and await their answer."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 BURSTS_MIN: Final[dict[str, int]] = {
     "frames": 2 * limits.FRAMES_PER_MESSAGE_MAX,
     "bytes": limits.FRAME_BYTES_MAX,
 }
-"""What one message may hold, and more than a session is heard of at once."""
+"""Smallest bursts: what one message may hold, and more than a session sends at once."""
 IN_FLIGHT_MIN: Final = limits.MESSAGES_PER_PUBLISH_MAX
-"""What one publish may hold."""
+"""Smallest bound: the messages that one publish may hold."""
 OF_PRINCIPAL: Final = (
     "connections",
     "requests",
@@ -59,7 +59,7 @@ _THOUSANDTHS: Final = 1000
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one principal, address, queue or credential may. None: as much as it likes."""
+    """The limits of one principal, address, queue or credential. None: there is no limit."""
 
     connections: Rate | None = None
     failures: Rate | None = None
@@ -94,13 +94,14 @@ def parse_limits(text: str, allowed: Sequence[str] = OF_PRINCIPAL) -> Limits:
 
 @lru_cache(maxsize=limits.TOKENS_MAX)
 def limits_of(text: str) -> Limits:
-    """What a credential's limits say, one object for all that have the same. Raises ValueError as
+    """Parse a credential's limits; equal texts have one object. Raises ValueError as
     parse_limits."""
     return parse_limits(text)
 
 
 def per_second(kind: Kind, rate: float | None) -> Rate | None:
-    """So many a second, to the thousandth, with the usual burst; None: no limit."""
+    """Return a rate of so many a second, to the thousandth, with the usual burst; None: no
+    limit."""
     if rate is None:
         return None
     units = max(1, round(Fraction(rate) * _THOUSANDTHS))

@@ -51,7 +51,7 @@ NO_ANSWER: Final = Unknown("no answer yet")
 
 
 class PendingPublish:
-    """One publish, from its arrival until each of its messages has an outcome, in their order (R5).
+    """A publish, from its arrival until each of its messages has an outcome, in their order (R5).
 
     Its maker hands it to `Publisher.submit`, which answers it once, through `on_answer`.
     """
@@ -369,7 +369,7 @@ def cut(publish: PendingPublish, route: Route, orders: SendingOrders) -> dict[in
 
 
 class _Cut:
-    """One publish, and how far it is cut."""
+    """The cutting of one publish into runs."""
 
     def __init__(self, publish: PendingPublish, route: Route, orders: SendingOrders) -> None:
         self._publish = publish
@@ -538,9 +538,9 @@ class OpenRecord:
         """Append a run of `size` bytes. The caller has checked that it fits."""
         builder, context, indexes, backlog = self.builder, run.context, run.indexes, self.backlog
         if context is None:
-            builder.no_context()
+            builder.clear_producer()
         else:
-            builder.context(*context)
+            builder.set_producer(*context)
         if run.marks:
             begin = len(builder)
             for place, digest, expires in run.marks:

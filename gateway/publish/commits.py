@@ -52,8 +52,8 @@ from push.storage_port import Append, Appended, Lane, NotStored, Storage
 
 logger = logging.getLogger("tocsin.commits")
 COMMITS_MAX: Final = 2
-"""One commit is under way and one waits in the storage, so that its writer is never idle. A third
-would only make the records smaller."""
+"""Number of commits under way: one that the storage writes and one that waits there, so that its
+writer is never idle. A third would only make the records smaller."""
 COMMIT_AHEAD_MIN: Final = 256
 """Number of messages from which the second commit is prepared: a small one costs as much as a large
 one, and would have grown by the time the first has ended."""
@@ -431,7 +431,7 @@ class Commit:
         self.ticket: int | None = None
         """The breaker's."""
         self.is_share = is_share
-        """It has a share of every queue; else it goes beside one that has."""
+        """Every queue has a share of it; else it goes beside such a commit."""
         self.lane = lane
         """The lane at its beginning (R7)."""
         self.stored: Awaitable[list[Appended]]
@@ -448,7 +448,7 @@ class Commit:
             at += _RECORD_ID_BYTES
         self.is_answered = False
         self.has_light = True
-        """It has records of light queues."""
+        """Light queues have records in it."""
 
     def hand_over(self, storage: Storage) -> None:
         """Hand the records to the storage. What it raises is raised by `stored`."""

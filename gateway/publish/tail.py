@@ -1,11 +1,12 @@
 """The tail: what this gateway knows of each partition's log without asking the storage.
 
-The certified end of every partition that somebody follows, and the most recent records in
-memory, shared by all who follow: who keeps up never reads the disk, and a record is parsed once.
-Reads of the backlog go to the storage; equal ones that overlap are made once. A few at a time of
-those who are far behind, so that others are never behind them; of each lane
-(`push.storage_port.Lane`), so that nobody is behind those whose server is down; and who waits too
-long is told so.
+It has the certified end of every partition that is followed, and the most recent records in memory,
+shared by all followers. A follower that keeps up never reads the disk, and a record is parsed once.
+
+Reads of the backlog go to the storage; equal ones that overlap are made once. A few at a time are
+made for followers that are far behind, so that others never wait behind them. Each lane
+(`push.storage_port.Lane`) has its own, so that none waits for a server that is down. A read without
+an answer in time is refused.
 """
 
 import asyncio
@@ -24,12 +25,12 @@ from runtime.loop.end_of_turn import EndOfTurn
 Follower = Callable[[Partition], None]
 
 
-def _turns(count: int) -> defaultdict[int, asyncio.Semaphore]:
+def _semaphores(count: int) -> defaultdict[int, asyncio.Semaphore]:
     return defaultdict(lambda: asyncio.Semaphore(count))
 
 
 class Tail:
-    """See the module. Everything happens on one event loop."""
+    """The tails of all partitions. Everything happens on one event loop."""
 
     def __init__(self, storage: Storage, *, bytes_max: int = limits.TAIL_CACHE_BYTES_MAX) -> None:
         self._storage = storage
@@ -40,21 +41,24 @@ class Tail:
         self._followers: dict[Partition, list[Follower]] = {}
         self._watchers: list[Follower] = []
         self._reads: dict[tuple[Partition, int, int], asyncio.Task[Read]] = {}
-        self._live = _turns(limits.READS_LIVE_MAX)
-        self._behind = _turns(limits.READS_BEHIND_MAX)
+        self._live = _semaphores(limits.READS_LIVE_MAX)
+        self._behind = _semaphores(limits.READS_BEHIND_MAX)
         self._ends_read: dict[Partition, int] = {}
-        """Certified ends that reads have told of."""
+        """Certified ends that reads returned."""
         self.ends: dict[Partition, int] = {}
-        """Certified ends, of the partitions that were appended to or asked for."""
+        """Certified ends of the partitions that were appended to here, or that the storage
+        notified."""
         self.hit_rate = HitRate()
-        """Of looks for the next record."""
+        """How often the next record was in memory."""
         self.end_of_turn = EndOfTurn()
-        """For what follows from a commit."""
+        """The queue of what a commit causes."""
         self.ahead_bytes = 0
-        """What slots have read, or are reading, and have not given out yet."""
+        """Bytes that owned partitions have read ahead, or are reading, and have not given out
+        yet."""
 
     def appended(self, partition: Partition, record: Record, stages: CommitTimes, end: int) -> None:
-        """A record of this gateway was certified at its place: remember it, tell who follows."""
+        """Remember a record of this gateway that was certified at its place, and notify
+        followers."""
         if partition in self._followers:
             self._records.setdefault(partition, {})[record.first] = (record, stages)
             self._order.append((partition, record.first))
@@ -72,7 +76,7 @@ class Tail:
             del self._records[partition]
 
     def certified(self, partition: Partition, end: int) -> None:
-        """The partition is certified up to `end`."""
+        """Note that the partition is certified up to `end`, and notify followers."""
         self.ends[partition] = max(end, self.ends.get(partition, 0))
         for watcher in self._watchers:
             watcher(partition)
@@ -88,7 +92,7 @@ class Tail:
         self._followers.setdefault(partition, []).append(follower)
 
     def unfollow(self, partition: Partition, follower: Follower) -> None:
-        """Stop calling it. The last one to leave lets go of the cached records in due time."""
+        """Stop calling `follower`. After the last one the cached records go in due time."""
         followers = self._followers.get(partition, [])
         followers.remove(follower)
         if not followers:
@@ -96,12 +100,12 @@ class Tail:
             self._ends_read.pop(partition, None)
 
     def forget(self, partition: Partition) -> None:
-        """The partition is gone."""
+        """Forget a partition that is gone."""
         self.ends.pop(partition, None)
         self._ends_read.pop(partition, None)
 
     def get(self, partition: Partition, offset: int) -> tuple[Record, CommitTimes] | None:
-        """The record that begins at `offset`, if it is in memory."""
+        """Return the record that begins at `offset`, if it is in memory."""
         records = self._records.get(partition)
         found = records.get(offset) if records else None
         if found is not None:
@@ -113,11 +117,11 @@ class Tail:
     async def read(
         self, partition: Partition, offset: int, bytes_max: int = limits.READ_BYTES_MAX
     ) -> Read:
-        """Records from the one that holds `offset`, or the next there is, on; one read's worth.
+        """Read records from the one that holds `offset`, or the next, on; one read's worth.
 
         Raises:
             Refused: storage_unavailable: there was no answer within READ_DEADLINE_S. The read goes
-                on, and who asks again waits for the same one.
+                on, and the next call waits for the same one.
         """
         key = (partition, offset, bytes_max)
         task = self._reads.get(key)
@@ -143,4 +147,4 @@ class Tail:
     def _read_ended(self, key: tuple[Partition, int, int], task: asyncio.Task[Read]) -> None:
         del self._reads[key]
         if not task.cancelled():
-            task.exception()  # whoever waits is told; perhaps nobody does any more
+            task.exception()  # perhaps nobody waits for it any more

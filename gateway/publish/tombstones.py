@@ -75,7 +75,7 @@ class Tombstones:
         self._metadata = metadata
         self._queue_of = queue_of
         self.by_queue: dict[str, Tombstone] = {}
-        """By ids of queues that were deleted."""
+        """Tombstones by the ids of deleted queues."""
 
     async def take(
         self, error: Refused, principal: Principal, name: str, messages: Sequence[Message]

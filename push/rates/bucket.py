@@ -23,14 +23,14 @@ _NS: Final = 1_000_000_000
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """So many `units` every `per_s` seconds, and `burst` of them at once."""
+    """A rate of `units` every `per_s` seconds, and `burst` of them at once."""
 
     units: int
     per_s: int
     burst: int
 
     def __str__(self) -> str:
-        """As it is written in settings."""
+        """Return the form in settings."""
         period = _PERIODS.get(self.per_s, f"{self.per_s}s")
         return f"{self.units}/{period}+{self.burst}"
 
@@ -39,7 +39,7 @@ _PERIODS: Final = {1: "s", 60: "min", 3600: "h"}
 
 
 class Bucket:
-    """One bucket of a rate, empty at first."""
+    """A bucket of a rate, empty at first."""
 
     __slots__ = ("_empty_at", "_full", "_unit", "_units", "rate")
 
@@ -70,13 +70,14 @@ class Bucket:
         return take_all(((self, cost),), now=now)
 
     def after_s(self, cost: int, *, now: float) -> float:
-        """What `take` would return; nothing is poured in. Raises ValueError, as `take`."""
+        """Return what `take` would, but charge nothing. Raises ValueError, as `take`."""
         at_ns = nanoseconds(now)
         wait_ns = self.wait_ns(cost, at_ns)
         return _until(at_ns + wait_ns, now) if wait_ns else 0.0
 
     def wait_ns(self, cost: int, at_ns: int) -> int:
-        """How long `cost` units would have to wait; 0: they fit. Raises ValueError, as `take`."""
+        """Return how long `cost` units would have to wait; 0: they fit. Raises ValueError, as
+        `take`."""
         room = self._full - cost * self._unit
         if room < 0:
             raise ValueError(f"{cost} at once never fit into {self.rate}")
@@ -102,7 +103,7 @@ class Bucket:
 
 
 def take_all(charges: Sequence[tuple[Bucket, int]], *, now: float) -> float:
-    """As Bucket.take, of several buckets: all are charged, or none is."""
+    """Charge several buckets, all or none, and return what `Bucket.take` would."""
     at_ns = int(now * _NS)
     if pour_all(charges, at_ns):
         return 0.0

@@ -169,6 +169,7 @@ class SharedBucket(Bucket):
     # --- Taking --------------------------------------------------------------------------------
 
     def take(self, cost: int, *, now: float) -> float:
+        """Charge `cost` and return 0, or return after how many seconds to come again."""
         if self._shares.pour(((self, cost),), nanoseconds(now)):
             return 0.0
         return self.after_s(cost, now=now)
@@ -204,6 +205,7 @@ class SharedBucket(Bucket):
         return max(0, leak_ns - (at_ns - self._at_ns))
 
     def change(self, rate: Rate, *, now: float) -> None:
+        """Put another rate in force; what was used stays used."""
         if self.life:
             self.rate = rate
             return

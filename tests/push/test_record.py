@@ -51,9 +51,9 @@ def build(batch: list[Given]) -> tuple[bytes, bytes, Header]:
     builder = RecordBuilder()
     for one in batch:
         if one.context is None:
-            builder.no_context()
+            builder.clear_producer()
         else:
-            builder.context(*one.context)
+            builder.set_producer(*one.context)
         builder.add(one.encoded, one.key_hash, one.sequence)
         builder.mark(len(builder) - 1, one.digest, one.expires_unix_ms)
     assert len(builder) == len(batch)
@@ -246,7 +246,7 @@ def test_memory_bytes_are_those_of_the_process(messages: int) -> None:
     """P9: bounds are kept in them, so they must not be too few."""
     builders = [RecordBuilder() for _ in range(200)]
     for number, builder in enumerate(builders):
-        builder.context(bytes(16), number)
+        builder.set_producer(bytes(16), number)
         for sequence in range(messages):
             builder.add(b'{"key":"k","body":1}', (1 << 63) + number, (1 << 40) + sequence)
     tracemalloc.start()

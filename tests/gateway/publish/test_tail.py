@@ -18,7 +18,7 @@ STAGES = CommitTimes(0, 0)
 def record(first: int, size: int) -> Record:
     """One message of so many bytes."""
     builder = RecordBuilder()
-    builder.no_context()
+    builder.clear_producer()
     builder.add(b"x" * size, 1)
     _, payload, header = builder.close(
         record_id=b"r" * 16, published_unix_ms=1, ring_epoch=1, tenant=0
