@@ -1,4 +1,4 @@
-"""A certificate authority for tests: elliptic curves, which are made in a millisecond."""
+"""A certificate authority for tests, with elliptic curves, which are made in a millisecond."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ class Pair(NamedTuple):
     key: Path
 
     def replace(self, other: "Pair") -> None:
-        """Put another one in its place, as a tool that renews certificates does."""
+        """Replace both files by another pair's, as a tool that renews certificates does."""
         for mine, its in zip(self, other, strict=True):
             fresh = mine.with_suffix(".new")
             fresh.write_bytes(its.read_bytes())
@@ -32,7 +32,7 @@ class Pair(NamedTuple):
 
 
 class Authority:
-    """Issues certificates into a folder. `ca` is what to trust."""
+    """An authority that issues certificates into a folder. `ca` is the certificate to trust."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
@@ -47,7 +47,8 @@ class Authority:
         self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def settings(self, pair: Pair) -> dict[str, str]:
-        """Of a broker with this certificate, which trusts this authority with its clients'."""
+        """Return the settings of a broker with this certificate that accepts this authority's
+        client certificates."""
         return {
             "TOCSIN_TLS_CERT": str(pair.cert),
             "TOCSIN_TLS_KEY": str(pair.key),
@@ -61,7 +62,7 @@ class Authority:
         begins: timedelta = -DAY,
         ends: timedelta = 7 * DAY,
     ) -> Pair:
-        """A certificate for the common name `name`; without alternatives for localhost."""
+        """Issue a certificate for the common name `name`; without alternatives for localhost."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = _builder(subject, self._name, key, begins, ends).add_extension(
@@ -84,7 +85,7 @@ def write_key(
     key: ec.EllipticCurvePrivateKey,
     encryption: serialization.KeySerializationEncryption,
 ) -> None:
-    """A private key as a PEM file."""
+    """Write a private key as a PEM file."""
     form = serialization.PrivateFormat.PKCS8
     path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, encryption))
 

@@ -1,4 +1,4 @@
-"""A catalog in a folder of a test."""
+"""A catalog in a test's folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,5 +10,5 @@ from metadata.sqlite.catalog import FILE, SqliteCatalog
 async def open_catalog(
     folder: Path, *, on_fatal: Callable[[str], None] | None = None
 ) -> CatalogService:
-    """The catalog of the file in this folder, which is made when it is not there."""
+    """Open the catalog of the file in this folder; the file is created if it does not exist."""
     return CatalogService(*await SqliteCatalog.open(folder / FILE, on_fatal=on_fatal))

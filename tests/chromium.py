@@ -1,12 +1,12 @@
-"""Chromium for tests that are not asynchronous; those that are use loadtests.chromium.browsing.
+"""Chromium for synchronous tests; asynchronous ones use loadtests.chromium.browsing.
 
     from tests.chromium import chromium  # a fixture; in the conftest.py of the tests that use it
 
     def test_the_title(chromium: Browser) -> None:
         page = chromium.new_page()
 
-One serves a module. Playwright's synchronous calls leave an event loop running in their thread as
-long as they are in use, so such a module has no `async def test`.
+One browser serves a module. Playwright's synchronous calls keep an event loop running in their
+thread while they are in use, so such a module has no `async def test`.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What every test needs, and the broker process that many have."""
+"""Set-up of all tests, and the broker process that many of them use."""
 
 import asyncio
 import atexit
@@ -18,12 +18,12 @@ from tests.memory import in_memory
 from tests.servers.binaries import Binary, ServerMissing, binaries
 from tests.storage.standing import Pool
 
-# pytest-asyncio asks for the current event loop before it sets its own. Asked for the first time,
-# asyncio makes one that nobody closes, and whichever test runs when it is collected would fail.
+# pytest-asyncio asks for the current event loop before it sets its own. On the first request,
+# asyncio makes a loop that is never closed, and the test that runs when it is collected would fail.
 asyncio.set_event_loop(None)
 
-# Brokers of tests make their master keys here and not in the home of who runs the tests; and what
-# killed processes had in their temporary folders goes with it.
+# Brokers of tests make their master keys here and not in the user's home. Leftovers of killed
+# processes in their temporary folders are removed with it.
 os.environ["XDG_CONFIG_HOME"] = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="tocsin-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
@@ -35,11 +35,11 @@ LONG = (
     "spark", "system", "browser", "javascript", "loadtests", "push", "histories", "contract",
     "servers", "clients",
 )  # fmt: skip
-"""Folders with tests that last, the longest first."""
+"""Folders with long tests, the longest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What lasts begins first, so that no process is left with it when the others have done."""
+    """Begin long tests first, so that no process is left with one when the others have ended."""
 
     def rank(item: pytest.Item) -> int:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
@@ -49,7 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that wants `redis_binary`, or a fixture that does, runs with each that is here."""
+    """Run a test that needs `redis_binary`, directly or by a fixture, with each installed
+    server."""
     if "redis_binary" not in metafunc.fixturenames:
         return
     here: Sequence[Binary | ServerMissing]
@@ -63,7 +64,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def redis_binary(request: pytest.FixtureRequest) -> Binary:
-    """A Valkey or Redis server that is here. Where there is none, what wants one fails."""
+    """An installed Valkey or Redis server. Without one, tests that need it fail."""
     if isinstance(request.param, ServerMissing):
         raise request.param
     assert isinstance(request.param, Binary)
@@ -72,9 +73,9 @@ def redis_binary(request: pytest.FixtureRequest) -> Binary:
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Pool]:
-    """Redis and Valkey servers that stand for many tests, which empty them."""
+    """Redis and Valkey servers that run for many tests, which empty them."""
     with in_memory() as folder, pytest.MonkeyPatch.context() as patch:
-        # Nobody is cut off there; the machine is busy.
+        # No server is considered dead there, because the machine is busy.
         patch.setattr("storage.redis.cluster.NODE_S", 30.0)
         patch.setattr("storage.redis.discovery.SENTINEL_S", 30.0)
         pool = Pool(folder)
@@ -84,8 +85,8 @@ def servers() -> Iterator[Pool]:
 
 @pytest.fixture
 def broken_handshakes() -> Iterator[None]:
-    """For tests whose TLS handshakes fail: the HTTP library leaves the sockets of such to the
-    collector. It comes around here, and not in whichever test runs next."""
+    """Collect the sockets of failed TLS handshakes. The HTTP library leaves them to the collector,
+    which would otherwise report them in whichever test runs next."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

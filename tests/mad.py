@@ -1,4 +1,4 @@
-"""A metadata and a storage that stall, fail and lie: the real ones, and what comes in between."""
+"""A metadata and a storage that stall, fail and lie, each around a real one."""
 
 import asyncio
 from collections import Counter
@@ -15,20 +15,20 @@ from push.storage_port import Append, Appended, Lane, Read
 
 
 class Mad:
-    """Around a real one: each asynchronous call waits while `stall` is set, then happens, and what
-    it answers is held back while `late` is set. `fail` is raised instead of calling, `lose` instead
-    of the answer."""
+    """A wrapper of a real object. Each asynchronous call waits while `stall` is set, then happens;
+    its answer is held back while `late` is set. `fail` may raise an error instead of the call,
+    `lose` an error instead of the answer."""
 
     def __init__(self, real: Any) -> None:
         self.real = real
         self.calls: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
-        """Asynchronous calls that have happened, whether or not somebody was told."""
+        """Asynchronous calls that have happened, whether or not the caller got an answer."""
         self.under_way: Counter[str] = Counter()
-        """That wait for it to answer."""
+        """Calls that wait."""
         self.fail: Callable[[str], Exception | None] = lambda name: None
         self.lose: Callable[[str, Any, Any], Exception | None] = _nothing_is_lost
-        """Asked with name, arguments and named ones of what has happened."""
+        """Called with name, arguments and named arguments of a call that has happened."""
         self.only: set[str] | None = None
         """Calls that stall; None: all."""
         self._goes = asyncio.Event()
@@ -36,18 +36,18 @@ class Mad:
         self.well()
 
     def well(self) -> None:
-        """From now on it answers, at once and truly; what has waited goes on."""
+        """Answer at once and truly from now on; waiting calls go on."""
         self._goes.set()
         self._tells.set()
         self.fail, self.lose = lambda name: None, _nothing_is_lost
 
     def stall(self, *only: str) -> None:
-        """Nothing begins any more."""
+        """Let no call begin any more."""
         self.only = set(only) or None
         self._goes.clear()
 
     def late(self, *only: str) -> None:
-        """Everything happens, and nobody is told."""
+        """Let every call happen, but give no answers."""
         self.only = set(only) or None
         self._tells.clear()
 
@@ -94,24 +94,24 @@ class Mad:
 
 
 def _nothing_is_lost(name: str, args: Any, kwargs: Any) -> None:
-    """Whoever asked is told."""
+    """Lose no answer."""
 
 
 class MadMetadata(Mad):
-    """A metadata that may also answer for another name (`swapped`), or know of queues that nobody
-    has told of (`elsewhere`)."""
+    """A metadata that may also answer for another name (`swapped`), or know queues that were not
+    created through it (`elsewhere`)."""
 
     swapped: dict[str, str] = {}
     elsewhere: dict[str, Queue] = {}
 
     @property
     def data_keys(self) -> DataKeys:
-        """As the real ones, of which writing stalls."""
+        """The real data keys, whose writing stalls."""
         real = self.real.data_keys
         return DataKeys(real.all(), lambda *what: self._run("put_data_keys", real.put, what, {}))
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
-        """As the real one, of the name that is put in its place."""
+        """Return the queue with this name, or with the name that replaces it."""
         self.calls["find_queue"] += 1
         error = self.fail("find_queue")
         if error is not None:
@@ -123,12 +123,12 @@ class MadMetadata(Mad):
 
 
 class MadStorage(Mad):
-    """A storage."""
+    """A storage that stalls, fails and lies."""
 
     async def append(
         self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
-        """As the real one, when it comes to it."""
+        """Append in the real storage, unless it stalls."""
         self.appends.append([append.partition for append in appends])
         answers: list[Appended] = await self._run(
             "append", self.real.append, (appends,), {"lane": lane}
@@ -136,7 +136,7 @@ class MadStorage(Mad):
         return answers
 
     async def read(self, partition: Partition, *args: Any, **kwargs: Any) -> Read:
-        """As the real one; stalls for the partitions of `stuck`."""
+        """Read from the real storage. Reads of partitions in `stuck` stall."""
         if partition in self.stuck:
             self.calls["stuck"] += 1
             await self.unstuck.wait()
@@ -152,7 +152,7 @@ class MadStorage(Mad):
 
 
 async def code_of(call: Coroutine[Any, Any, Any]) -> str:
-    """The code of the error that a call ends with; "": none."""
+    """Return the code of the error that a call ends with; "" for none."""
     try:
         await call
     except TocsinError as error:
@@ -161,5 +161,5 @@ async def code_of(call: Coroutine[Any, Any, Any]) -> str:
 
 
 def renamed(queue: Queue, name: str) -> Queue:
-    """The same queue under another name."""
+    """Return the same queue under another name."""
     return msgspec.structs.replace(queue, name=name)

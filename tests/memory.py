@@ -1,9 +1,9 @@
-"""Folders in memory, for tests whose stores are on files and whose subject is not the disk: with
-several tests at once, and an fsync in each commit, waiting for it is most of what they do.
+"""Folders in memory, for tests whose stores are files and whose subject is not the disk. With
+several tests at once and an fsync in each commit, they would mostly wait for the disk.
 
     from tests.memory import tmp_path  # a fixture, in place of pytest's; in a folder's conftest.py
 
-Tests of storage/, of whole systems and of chaos keep to the disk.
+Tests of storage/, of whole systems and of chaos use the disk.
 """
 
 import shutil
@@ -17,18 +17,19 @@ import pytest
 
 _MEMORY: Final = Path("/dev/shm")
 _FREE_BYTES_MIN: Final = 2 << 30
-"""Containers may have 64 MiB there, which brokers would find to be a full disk."""
+"""The least free space in memory. Containers may have 64 MiB there, which brokers would consider a
+full disk."""
 
 
 def memory() -> Path | None:
-    """Where such folders are made. None: there is no room, they are on the disk."""
+    """Return the folder for such folders; None if it has no room, and they are on the disk."""
     has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _FREE_BYTES_MIN
     return _MEMORY if has_room else None
 
 
 @contextmanager
 def in_memory() -> Iterator[Path]:
-    """An empty folder, gone in the end."""
+    """Yield an empty folder, removed in the end."""
     with tempfile.TemporaryDirectory(prefix="tocsin-", dir=memory()) as name:
         yield Path(name)
 

@@ -1,4 +1,4 @@
-"""Waiting for what comes about by itself."""
+"""Waiting for a condition that becomes true by itself."""
 
 import asyncio
 import inspect
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 async def becomes(is_so: Callable[[], object], within_s: float = 60.0) -> float:
-    """Wait until it is so; what it answers may have to be awaited. How many seconds that took.
-    Raises AssertionError: it is not so in time."""
+    """Wait until a condition holds; its result may have to be awaited. Return the seconds that it
+    took. Raises AssertionError if it does not hold in time."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:

@@ -1,4 +1,4 @@
-"""The gateway under test: the whole broker, its sessions, and what happens around it."""
+"""The gateway under test: a whole broker, its sessions, and events around it."""
 
 import asyncio
 import secrets
@@ -29,14 +29,15 @@ from tests.memory import memory
 
 
 class LastingStorage(MemoryStorage):
-    """What it keeps outlives its broker, as a file would."""
+    """A storage whose content outlives its broker, as in a file."""
 
     async def close(self) -> None:
-        """It is opened again."""
+        """Keep the content, because the storage is opened again."""
 
 
 class GatewayReplay(Replay):
-    """See Replay. Lines of the client are fed as frames, lines of the broker must come back."""
+    """A replay against the gateway. Lines of the client are sent as frames; the broker must send
+    its own lines."""
 
     side = "broker"
 
@@ -48,14 +49,14 @@ class GatewayReplay(Replay):
         self._settings: dict[str, Any] = transcript.head.get("broker", {})
         self._wires: dict[str, Wire] = {}
         self._mute: set[str] = set()
-        """Connections over which nothing of what the broker says comes through."""
+        """Connections over which none of the broker's frames arrive."""
         self._tokens: dict[str, str | None] = {}
         self._others: dict[str, tuple[Session, Any]] = {}
         self._open_connections: Connections
         self._polls: LongPolls
 
     async def start(self) -> None:
-        """A broker with the queues of the head."""
+        """Start a broker with the queues of the head."""
         await self._open()
         for name, settings in self.transcript.head.get("queues", {}).items():
             await self._house.queue(name, **settings)
@@ -71,14 +72,15 @@ class GatewayReplay(Replay):
         self._polls = LongPolls(self._open_connections)
 
     def _limiter(self) -> Limiter:
-        """Smaller bursts than settings allow: a transcript is to be read."""
+        """Return a limiter with smaller bursts than settings allow, so that a transcript stays
+        readable."""
         per_s = self._settings.get("messages_per_s")
         if per_s is None:
             return UNLIMITED
         return Limiter(Limits(messages=Rate(per_s, 1, self._settings["messages_at_once"])))
 
     async def stop(self) -> None:
-        """Everything ends."""
+        """End everything."""
         for wire in self._wires.values():
             wire.end(1000)
         self._open_connections.deadlines.close()
@@ -86,10 +88,9 @@ class GatewayReplay(Replay):
         await self._house.stop()
         self._folder.cleanup()
 
-    # --- what a line does -----------------------------------------------------------------------
+    # --- acts of lines --------------------------------------------------------------------------
 
     async def do(self, line: Line) -> None:
-        """As Replay.do."""
         if line.who == "world":
             await _WORLD[line["do"]](self, line)
         elif line.who == "carrier":
@@ -98,7 +99,7 @@ class GatewayReplay(Replay):
             await self._say(line)
 
     async def see(self, line: Line) -> None:
-        """What others in the group were given."""
+        """Await the messages that other members of the group receive."""
         session, _ = self._others[line["of"]]
         try:
             async with asyncio.timeout(max(0.001, line.by - self.now)):
@@ -161,11 +162,10 @@ class GatewayReplay(Replay):
             await wire.say(msgspec.json.encode(said if "frames" in line else said[0]))
 
     def is_free(self, event: Event) -> bool:
-        """A broker says nothing that is not shown."""
+        """False: a broker sends nothing that is not shown."""
         return False
 
     def matched(self, line: Line, event: Event) -> None:
-        """As Replay.matched."""
         self.where(line)
 
     # --- the world around -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A transcript is played: one side is under test, the other one is the transcript."""
+"""The replay of a transcript: one side is under test, the transcript is the other one."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -18,16 +18,16 @@ from tests.conformance.transcript import (
 )
 
 QUIET_S = 0.001
-"""So much virtual time lets everything happen that can happen at once."""
+"""Virtual time in which everything can happen that is already due."""
 EARLY_S = 0.01
-"""Rounding: so much earlier than its `at` counts as in time."""
+"""Tolerance for rounding: an event may come this much before its `at`."""
 Kind = Literal["frame", "close", "cut", "open"]
 Role = Literal["does", "shows", "skips"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that the side under test did."""
+    """An act of the side under test."""
 
     kind: Kind
     over: str
@@ -36,7 +36,7 @@ class Event:
 
 
 class Replay(ABC):
-    """Plays a transcript against one side, which `side` names."""
+    """A replay of a transcript against one side, which `side` names."""
 
     side: str
 
@@ -53,36 +53,36 @@ class Replay(ABC):
         self._rests: dict[int, set[tuple[int, int, int, int]]] = {}
         self._connections = 0
 
-    # --- what the sides say of themselves -------------------------------------------------------
+    # --- implemented by each side ---------------------------------------------------------------
 
     @abstractmethod
     async def start(self) -> None:
-        """Make what is to be there before the first line."""
+        """Create everything that must exist before the first line."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """Take it down, whatever happened."""
+        """Take everything down, whatever happened."""
 
     @abstractmethod
     async def do(self, line: Line) -> None:
-        """Do what a line of the other side, or of the world around, says."""
+        """Do the act of a line of the other side, or of the world around."""
 
     @abstractmethod
     async def see(self, line: Line) -> None:
-        """Await what a line shows that is no event: a result. Raises Deviation."""
+        """Await the result that a line shows, which is no event. Raises Deviation."""
 
     @abstractmethod
     def is_free(self, event: Event) -> bool:
-        """Whether the side under test may do this at any time. It is taken note of."""
+        """Whether the side under test may do this at any time. The event is noted."""
 
     def role(self, line: Line) -> Role:
-        """What the replay makes of a line."""
+        """Return the treatment of a line in this replay."""
         return role_of(line, self.side)
 
     # --- playing --------------------------------------------------------------------------------
 
     async def play(self) -> None:
-        """From the first line to the last. Raises Deviation, which names the line."""
+        """Play from the first line to the last. Raises Deviation, which names the line."""
         line: Line | None = None
         await self.start()
         try:
@@ -98,7 +98,7 @@ class Replay(ABC):
             await self.stop()
 
     def _blocks(self) -> Iterator[list[Line]]:
-        """The lines; neighbours whose order does not count stand together."""
+        """Yield the lines in blocks; neighbours whose order does not count share a block."""
         block: list[Line] = []
         for line in self.transcript.lines:
             if self.role(line) == "skips":
@@ -129,7 +129,7 @@ class Replay(ABC):
             await self._await(shown)
 
     async def _await(self, wanted: list[Line]) -> None:
-        """Until every one of these has come."""
+        """Wait until every one of these lines has come."""
         for line in list(wanted):
             if self._is_known(line):
                 wanted.remove(line)
@@ -158,14 +158,16 @@ class Replay(ABC):
                 wanted.remove(line)
 
     def _compare(self, line: Line, event: Event) -> str | None:
-        """None: the line shows this event."""
+        """Compare an event with a line. Return None if the line shows it in time, otherwise why
+        not."""
         why = self.compare(line, event)
         if why is None and not line.at - EARLY_S <= event.at <= line.by:
             return f"it came at {event.at:.3f} s, and not from {line.at} to {line.by}"
         return why
 
     def compare(self, line: Line, event: Event) -> str | None:
-        """None: the line shows this event, whenever it came. May be asked again."""
+        """Compare an event with a line, whenever it came. Return None if the line shows it,
+        otherwise why not. May be called again."""
         if event.kind != "open" and event.over != line.get("over", self.over):
             return f"it is to come over {line.get('over', self.over)}"
         if event.kind == "frame" and "frame" in line:
@@ -179,7 +181,7 @@ class Replay(ABC):
         return f"{sorted(set(line.fields) - {'who', 'at', 'by'})} is wanted"
 
     def _is_part(self, line: Line, frame: dict[str, Any]) -> bool:
-        """Whether it is a part of an ack without answer: that may come in several."""
+        """Whether a frame is a part of an ack without answer, which may come in several parts."""
         shown = line["frame"]
         if shown["type"] != "ack" or "ref" in shown or frame["type"] != "ack" or "ref" in frame:
             return False
@@ -197,27 +199,27 @@ class Replay(ABC):
         return True
 
     def _is_known(self, line: Line) -> bool:
-        """Whether what it shows has been seen already, in an event that was free."""
+        """Whether an event that was free has already shown the same as a line."""
         return False
 
     @abstractmethod
     def matched(self, line: Line, event: Event) -> None:
-        """An event was the one of this line."""
+        """Note that an event matched a line."""
 
     # --- events ---------------------------------------------------------------------------------
 
     @property
     def now(self) -> float:
-        """Seconds from the beginning of the replay."""
+        """Return seconds from the beginning of the replay."""
         return self._loop.time() - self._began
 
     def happened(self, kind: Kind, over: str, what: Any) -> None:
-        """The side under test did something."""
+        """Note an act of the side under test."""
         self._events.append(Event(kind, over, what, self.now))
         self._news.set()
 
     def connection(self, line: Line) -> str:
-        """The name of the connection that a line opens."""
+        """Return the name of the connection that a line opens."""
         self._connections += 1
         self.over = str(line.get("as", f"c{self._connections}"))
         return self.over
@@ -233,7 +235,7 @@ class Replay(ABC):
         return self._events.popleft()
 
     async def _until(self, when: float) -> None:
-        """Let time pass; what is free is looked at meanwhile."""
+        """Let time pass, and handle free events meanwhile."""
         while self.now < when - QUIET_S:
             event = await self._next(when - EARLY_S)
             if event is None:
@@ -242,7 +244,8 @@ class Replay(ABC):
                 raise Deviation(f"nothing of the kind is shown: {event}")
 
     async def _rest(self) -> None:
-        """Let everything happen that can at once; nothing that is not shown may have."""
+        """Let everything happen that is already due. Raises Deviation for an event that is not
+        shown."""
         await asyncio.sleep(QUIET_S)
         while self._events:
             event = self._events.popleft()
@@ -251,7 +254,7 @@ class Replay(ABC):
             await asyncio.sleep(0)
 
     def where(self, line: Line) -> None:
-        """Hold the relations of a line: ["#e2", ">", "#e1"]. Raises Deviation."""
+        """Check the relations of a line: ["#e2", ">", "#e1"]. Raises Deviation."""
         for left, sign, right in line.get("where", []):
             numbers = self.captures.number(left), self.captures.number(right)
             if not (numbers[0] > numbers[1] if sign == ">" else numbers[0] == numbers[1]):
@@ -259,7 +262,7 @@ class Replay(ABC):
 
 
 def role_of(line: Line, side: str) -> Role:
-    """What the replay against this side makes of a line."""
+    """Return the treatment of a line in the replay against this side."""
     assert side in SIDES
     if line.get("only", side) != side:
         return "skips"

@@ -42,14 +42,14 @@ class Carried:
     # --- the broker's end -----------------------------------------------------------------------
 
     def deliver(self, data: bytes) -> None:
-        """The broker says this."""
+        """Deliver a message of the broker."""
         if not self.is_over and not self.is_silent:
             self.received_at = self._loop.time()
             if self._listener is not None:
                 self._listener.on_message(data)
 
     def finish(self, code: int, reason: str = "") -> None:
-        """The broker closes it, or it is cut."""
+        """Close the connection, as the broker or a cut does."""
         if self.is_over:
             return
         self.is_over = True
@@ -62,40 +62,35 @@ class Carried:
     # --- Carrier --------------------------------------------------------------------------------
 
     def listen(self, listener: Listener | None) -> None:
-        """As Carrier.listen."""
         self._listener = listener
 
     def limit(self, message_bytes_max: int) -> None:
-        """As Carrier.limit."""
+        """Do nothing."""
 
     def present(self, token: str) -> None:
-        """As Carrier.present."""
+        """Do nothing."""
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """As Carrier.send."""
         if not self.is_over:
             for frame in frames:
                 self._replay.happened("frame", self.name, msgspec.json.decode(frame))
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """As Carrier.close."""
         if not self.is_over:
             self._replay.happened("close", self.name, code)
             self._loop.call_soon(self.finish, code)
 
     async def wait_closed(self) -> None:
-        """As Carrier.wait_closed."""
         await asyncio.wait((self._closed,))
 
     def abort(self) -> None:
-        """As Carrier.abort."""
         if not self.is_over:
             self._replay.happened("cut", self.name, None)
             self._loop.call_soon(self.finish, ABNORMAL)
 
 
 class Attempt:
-    """The SDK asks for a carrier, and waits until the transcript has one for it."""
+    """A request of the SDK for a carrier, which waits until the transcript has one for it."""
 
     def __init__(self, transport: Transport, token: str | None) -> None:
         self.transport = transport
@@ -104,8 +99,8 @@ class Attempt:
 
 
 class SdkReplay(Replay):
-    """See Replay. Lines of the broker are fed, and the SDK must say those of the client; those of
-    the user are called, and must return what they show."""
+    """A replay against the SDK. Lines of the broker are delivered, and the SDK must send the
+    client's. Lines of the user are calls, which must return the results shown."""
 
     side = "client"
 
@@ -116,15 +111,15 @@ class SdkReplay(Replay):
         self._granted: dict[int, int] = {}
         self._first: dict[int, int] = {}
         self._windows: dict[int, int] = {}
-        """Per subscription, the most that may be granted in total (R25)."""
+        """Subscription → the most that may be granted in total (R25)."""
         self._things: dict[str, Any] = {}
-        """What the user has made: subscriptions, readers, messages."""
+        """Objects that the user has made: subscriptions, readers, messages."""
         self._calls: dict[str, asyncio.Task[Any]] = {}
         self._tokens = deque(self._settings.get("tokens", []))
         self._client: Client
 
     async def start(self) -> None:
-        """A client that has not connected yet."""
+        """Make a client that has not connected yet."""
         settings, rng = self._settings, Random(1)
         mode = settings.get("transport", self.transport)
         options: dict[str, Any] = {
@@ -138,7 +133,7 @@ class SdkReplay(Replay):
         self._client._publisher = Publisher(self._session, rng=rng)
 
     async def stop(self) -> None:
-        """Everything ends."""
+        """End everything."""
         for call in self._calls.values():
             call.cancel()
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
@@ -155,7 +150,6 @@ class SdkReplay(Replay):
     # --- carriers -------------------------------------------------------------------------------
 
     def compare(self, line: Line, event: Event) -> str | None:
-        """As Replay.compare."""
         if event.kind != "open" or line.who != "carrier":
             return super().compare(line, event)
         transport = line.get("transport", "any")
@@ -167,7 +161,7 @@ class SdkReplay(Replay):
         return None
 
     def matched(self, line: Line, event: Event) -> None:
-        """As Replay.matched: a carrier is there, or is not to be had."""
+        """Provide a carrier for an attempt, or refuse it; note a frame."""
         if event.kind == "frame":
             self._note(event.what)
         if event.kind != "open" or event.what.carrier.done():
@@ -181,10 +175,10 @@ class SdkReplay(Replay):
         event.what.carrier.set_result(carrier)
 
     def is_free(self, event: Event) -> bool:
-        """What a client may say whenever it likes: pings, whether what it acked is durable, credit,
-        marks of what has started."""
+        """Whether a client may send this at any time: pings, questions whether acks are durable,
+        credit, marks of started deliveries."""
         if event.kind in ("cut", "close"):
-            return event.over != self.over  # the session goes on elsewhere
+            return event.over != self.over  # the session continues elsewhere
         if event.kind != "frame":
             return False
         frame = event.what
@@ -203,11 +197,11 @@ class SdkReplay(Replay):
         return frame["type"] == "extend" and not frame.get("deliveries") and "ref" not in frame
 
     def _note(self, frame: dict[str, Any]) -> None:
-        """R25: what is granted never exceeds the first window and one for each that came."""
+        """Check R25: granted credit never exceeds the first window, plus one for each delivery."""
         if frame["type"] == "subscribe":
             number = frame["subscription"]
             self._granted[number] = frame["credit"]
-            # What is held over a restart of the broker has taken its room already.
+            # Deliveries held over a restart of the broker have taken their credit already.
             window = self._first.setdefault(number, frame["credit"])
             self._windows[number] = window if frame.get("held") else frame["credit"]
         elif frame["type"] == "credit":
@@ -217,17 +211,17 @@ class SdkReplay(Replay):
             self._granted[number] = max(frame["granted"], self._granted[number])
 
     def _is_known(self, line: Line) -> bool:
-        """Credit counts absolutely: the greatest number said so far is what stands."""
+        """Whether the credit shown has been granted already. Credit is absolute, so the greatest
+        number counts."""
         frame = line.get("frame", {})
         if frame.get("type") != "credit":
             return False
         number = self.captures.fill(frame["subscription"])
         return bool(self._granted.get(number) == frame["granted"])
 
-    # --- what a line does -----------------------------------------------------------------------
+    # --- acts of lines --------------------------------------------------------------------------
 
     async def do(self, line: Line) -> None:
-        """As Replay.do."""
         if line.who == "user":
             await _USER[line["do"]](self, line)
             return
@@ -251,7 +245,7 @@ class SdkReplay(Replay):
             carrier.deliver(msgspec.json.encode(said if "frames" in line else said[0]))
 
     async def see(self, line: Line) -> None:
-        """What a call has returned, or raised."""
+        """Await the result of a call, or its error."""
         call = self._calls[line["told"]]
         await asyncio.wait((call,), timeout=max(0.002, line.by - self.now))
         if not call.done():
@@ -334,7 +328,7 @@ class SdkReplay(Replay):
 
 
 def described(got: Any) -> Any:
-    """What a call returned or raised, in the words of the format."""
+    """Return the result or error of a call in the words of the format."""
     if isinstance(got, tocsin.Receipt):
         return {"partition": got.partition, "offset": got.offset, "duplicate": got.duplicate}
     if isinstance(got, tocsin.PublishManyFailed):

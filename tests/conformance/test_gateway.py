@@ -1,4 +1,4 @@
-"""The gateway keeps to the transcripts of clients/conformance, over either transport."""
+"""The gateway follows the transcripts of clients/conformance, over either transport."""
 
 import pytest
 

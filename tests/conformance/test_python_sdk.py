@@ -1,4 +1,4 @@
-"""The Python SDK keeps to the transcripts of clients/conformance, over either transport."""
+"""The Python SDK follows the transcripts of clients/conformance, over either transport."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The transcripts themselves: they cover what they are there for, and a wrong one is noticed."""
+"""The transcripts themselves: they cover their rules, and a wrong one is detected."""
 
 import copy
 import json
@@ -28,14 +28,14 @@ from tests.layout.tree import section, table_rows
 
 TRANSCRIPTS = {transcript.name: transcript for transcript in load()}
 RULES = {"R5", "R6", "R7", "R16", "R17", "R19", "R20", "R21", "R22", "R25", "R26"}
-"""Those that are about sessions."""
+"""The rules about sessions."""
 OF_THE_SOCKET = {4003, 4509}
-"""Close codes that come before the session, or from beneath it: a client must bear them."""
+"""Close codes that come before the session, or from below it; a client must handle them."""
 FREE = {"credit", "ping", "pong", "extend"}
 README = (FOLDER / "README.md").read_text()
 
 
-# --- What they cover ----------------------------------------------------------------------------
+# --- Coverage -----------------------------------------------------------------------------------
 
 
 def test_every_rule_about_sessions_has_a_transcript_for_each_side() -> None:
@@ -153,7 +153,7 @@ def test_a_replayer_chooses_ever_higher_numbers() -> None:
 
 
 def replayed(transcript: Transcript, side: str) -> None:
-    """Replay it over its first transport."""
+    """Replay a transcript over its first transport."""
 
     async def replay() -> None:
         kind: type[Replay] = GatewayReplay if side == "broker" else SdkReplay
@@ -163,7 +163,8 @@ def replayed(transcript: Transcript, side: str) -> None:
 
 
 def awaited(transcript: Transcript, side: str) -> Iterator[int]:
-    """The places of the lines that show what the side must say, and may not say unshown."""
+    """Yield the places of the lines that show something that the side must send, and may not send
+    unshown."""
     for place, line in enumerate(transcript.lines):
         is_free = "frame" in line and line["frame"]["type"] in FREE
         if line.who == side and role_of(line, side) == "shows" and not is_free:
@@ -171,13 +172,13 @@ def awaited(transcript: Transcript, side: str) -> Iterator[int]:
 
 
 def without(transcript: Transcript, place: int) -> Transcript:
-    """A line is missing."""
+    """Return the transcript without a line."""
     lines = transcript.lines[:place] + transcript.lines[place + 1 :]
     return replace(transcript, lines=lines)
 
 
 def altered(transcript: Transcript, place: int) -> Transcript:
-    """A line says something else: another offset, number or word."""
+    """Return the transcript with a line changed: another offset, number or word."""
     line = transcript.lines[place]
     fields = copy.deepcopy(line.fields)
     if "close" in fields:
@@ -211,8 +212,8 @@ CONTROLS = [
 
 @pytest.mark.parametrize(("name", "side"), CONTROLS)
 def test_a_wrong_transcript_is_noticed(name: str, side: str) -> None:
-    """The last two lines of the side say something else, or are left out, one after another. (The
-    replay ends soon after the last line: what time alone would bring later is not missed.)"""
+    """The last two lines of the side are changed or left out, one after another. (The replay ends
+    soon after the last line, so it does not miss events that only time would bring.)"""
     transcript = TRANSCRIPTS[name]
     for place in list(awaited(transcript, side))[-2:]:
         line = transcript.lines[place]
@@ -225,8 +226,8 @@ def test_a_wrong_transcript_is_noticed(name: str, side: str) -> None:
 
 @pytest.mark.parametrize("side", SIDES)
 def test_a_missing_revoked_is_noticed(side: str) -> None:
-    """R17: the gateway says what the transcript does not show; the SDK hands out what it must
-    not."""
+    """R17: the gateway sends a frame that the transcript does not show; the SDK returns a message
+    that it must not."""
     transcript = TRANSCRIPTS["nack-revokes" if side == "broker" else "resume-revoked"]
     if side == "broker":
         (place,) = [n for n, line in enumerate(transcript.lines) if _says(line, "revoked")]

@@ -1,4 +1,4 @@
-"""Transcripts as clients/conformance/README.md describes them: read, checked, compared."""
+"""Transcripts in the format of clients/conformance/README.md: read, checked, compared."""
 
 import itertools
 import json
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 FOLDER: Final = Path(__file__).resolve().parent.parent.parent / "clients/conformance"
 WITHIN_S: Final = 1.0
-"""What is expected comes within so long, unless its line says `by`."""
+"""Time within which an expected event comes, unless its line has `by`."""
 SIDES: Final = ("broker", "client")
 DELIVERY_LISTS: Final = {"deliveries", "started", "stale", "revoked"}
 _HEAD: Final = {"title", "rules", "about", "sides", "broker", "client", "queues"}
@@ -28,12 +28,12 @@ Place = tuple[int, int, int, int]
 
 
 class Deviation(AssertionError):
-    """The replay went another way than the transcript."""
+    """The replay differed from the transcript."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line behind the head. `at` and `by` are seconds from the beginning of the replay."""
+    """A line after the head. `at` and `by` are seconds from the beginning of the replay."""
 
     number: int
     fields: dict[str, Any]
@@ -42,20 +42,21 @@ class Line:
 
     @property
     def who(self) -> str:
-        """Who does it."""
+        """The party that acts."""
         return str(self.fields["who"])
 
     @property
     def order(self) -> str | None:
-        """Whether it may change places with its neighbours that say the same: those of its party
-        ("free"), or of both ("crossing": they are under way to each other)."""
+        """The lines with which it may change places: neighbours with the same value, either of its
+        party ("free"), or of both ("crossing": sent to each other at the same time). None: no
+        lines."""
         return self.fields.get("order")
 
     def __getitem__(self, name: str) -> Any:
         return self.fields[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A field, or the default."""
+        """Return a field, or the default."""
         return self.fields.get(name, default)
 
     def __contains__(self, name: str) -> bool:
@@ -72,38 +73,40 @@ class Transcript:
 
     @property
     def rules(self) -> list[str]:
-        """The ids of the rules that it holds up."""
+        """The ids of the rules that it covers."""
         return list(self.head["rules"])
 
     @property
     def sides(self) -> list[str]:
-        """Whose replay it is made for."""
+        """The sides that it is replayed against."""
         return list(self.head.get("sides", SIDES))
 
     @property
     def transports(self) -> list[str]:
-        """The transports over which it is replayed, each once; one where the lines name theirs."""
+        """The transports over which it is replayed, each once; a single one if the lines name
+        theirs."""
         opens = [line for line in self.lines if line.get("do") == "open"]
         if all(line.get("transport", "any") == "any" for line in opens):
             return ["websocket", "long-poll"]
         return ["websocket"]
 
     def frames(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(who, frame) of every frame."""
+        """Yield (who, frame) of every frame."""
         for line in self.lines:
             for frame in frames_of(line):
                 yield line.who, frame
 
 
 def frames_of(line: Line) -> list[dict[str, Any]]:
-    """The frames that a line shows."""
+    """Return the frames that a line shows."""
     if "frame" in line:
         return [line["frame"]]
     return list(line.get("frames", []))
 
 
 def parse(name: str, text: str) -> Transcript:
-    """Read one. Raises ValueError, which names the line, for what the format does not know."""
+    """Parse a transcript. Raises ValueError, which names the line, for anything outside the
+    format."""
     records = [json.loads(record) for record in text.splitlines()]
     head, *rest = records
     if not {"title", "rules", "about"} <= set(head) <= _HEAD:
@@ -123,12 +126,12 @@ def parse(name: str, text: str) -> Transcript:
 
 
 def load() -> list[Transcript]:
-    """All of them, by name."""
+    """Return all transcripts, by name."""
     return [parse(path.stem, path.read_text()) for path in sorted(FOLDER.glob("*.jsonl"))]
 
 
 def places_of(deliveries: list[list[int]]) -> set[Place]:
-    """The deliveries that a list names, one by one."""
+    """Return the deliveries that a list names, one by one."""
     return {
         (partition, epoch, push, offset)
         for partition, epoch, push, *pairs in deliveries
@@ -138,15 +141,15 @@ def places_of(deliveries: list[list[int]]) -> set[Place]:
 
 
 class Captures:
-    """What `#number` and `$text` stand for: bound where they come first, compared afterwards."""
+    """The values of `#number` and `$text`: bound at their first place, compared afterwards."""
 
     def __init__(self) -> None:
         self._bound: dict[str, Any] = {}
         self._fresh = itertools.count(101)
 
     def fill(self, value: Any) -> Any:
-        """What is shown, with every capture replaced. One that comes first here stands for a
-        number above all others that were made here, or for a text of its own."""
+        """Return a value with every capture replaced. A capture that is new here gets a number
+        above all others made here, or a text of its own."""
         if isinstance(value, dict):
             return {name: self.fill(part) for name, part in value.items()}
         if isinstance(value, list):
@@ -162,7 +165,8 @@ class Captures:
         return bound + plus if plus else bound
 
     def match(self, shown: Any, value: Any) -> str | None:
-        """Compare; None: it fits, and what came first is bound. Else where it does not."""
+        """Compare a shown value with a real one. Return None if it fits, and bind new captures;
+        otherwise where it differs."""
         bound = dict(self._bound)
         why = self._compare(shown, value, bound, "")
         if why is None:
@@ -170,7 +174,7 @@ class Captures:
         return why
 
     def number(self, name: str) -> int:
-        """What a capture of a number stands for."""
+        """Return the value of a number's capture."""
         return int(self._bound[name])
 
     def _compare(self, shown: Any, value: Any, bound: dict[str, Any], path: str) -> str | None:
@@ -228,7 +232,7 @@ def _compare_capture(
 
 
 def _filled(rows: list[list[Any]], bound: dict[str, Any]) -> list[list[int]]:
-    """A delivery list with its captures replaced: they stood in a push before."""
+    """Return a delivery list with its captures replaced; each must have been in a push before."""
     unknown = {cell for row in rows for cell in row if isinstance(cell, str)} - bound.keys()
     if unknown:
         raise Deviation(f"nothing has said what {sorted(unknown)} is")

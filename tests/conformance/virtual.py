@@ -1,4 +1,5 @@
-"""An event loop whose clock stands still while there is something to do, and jumps when not."""
+"""An event loop whose clock stands still while callbacks are ready, and otherwise jumps to the
+next."""
 
 import asyncio
 import selectors
@@ -9,13 +10,13 @@ from typing import Any, TypeVar
 ResultT = TypeVar("ResultT")
 START_S = 1000.0
 REAL_S_MAX = 300.0
-"""Real time after which a test that waits for what never comes has failed."""
+"""Real time after which a test that waits in vain has failed."""
 WORKING_S = 0.01
-"""Real time to wait at once for a thread that is at work."""
+"""Real time of one wait for a thread that works."""
 
 
 class _Selector(selectors.DefaultSelector):
-    """Moves the loop's clock instead of waiting."""
+    """A selector that moves the loop's clock instead of waiting."""
 
     loop: "VirtualLoop"
 
@@ -34,7 +35,8 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Seconds of its clock cost nothing. Threads of its executors are waited for in real time."""
+    """An event loop whose seconds cost nothing. It waits for threads of its executors in real
+    time."""
 
     def __init__(self) -> None:
         self.now = START_S
@@ -45,11 +47,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
 
     def time(self) -> float:
-        """Seconds since an hour that nobody knows."""
+        """Return the virtual time in seconds."""
         return self.now
 
     async def shutdown_default_executor(self, *args: Any) -> None:
-        """As in any loop; a thread of it does that."""
+        """Shut down as in any loop; a thread of the loop does that, so time stands still
+        meanwhile."""
         self.working += 1
         try:
             await super().shutdown_default_executor(*args)
@@ -59,7 +62,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> "asyncio.Future[Any]":
-        """As in any loop; time stands still until it is done."""
+        """Run a function as in any loop; virtual time stands still until it is done."""
         self.working += 1
         future = super().run_in_executor(executor, func, *args)
         future.add_done_callback(self._done)
@@ -70,7 +73,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run it in virtual time. What the loop is told of as unexpected fails the test."""
+    """Run a coroutine in virtual time. An exception that reaches the loop's handler fails the
+    test."""
     unexpected: list[dict[str, Any]] = []
 
     async def watched() -> ResultT:

@@ -17,35 +17,35 @@ from runtime.addresses import UNKNOWN
 from tests.conformance.replay import Kind
 
 Tell = Callable[[Kind, Any], None]
-"""Called with what the broker does: a frame, or a close code."""
+"""Called with an act of the broker: a frame, or a close code."""
 LAST_WORDS: Final = (1000, 1001)
-"""Close codes of a client that does not come back."""
+"""Close codes of a client that does not return."""
 
 
 class Wire(Protocol):
-    """A connection, as the replay uses it."""
+    """A connection, in the form that the replay uses."""
 
     async def say(self, data: bytes) -> None:
-        """A message of the client."""
+        """Send a message of the client."""
 
     def say_binary(self) -> None:
-        """A binary message of the client."""
+        """Send a binary message of the client."""
 
     def close(self, close: Close) -> None:
-        """The broker closes it."""
+        """Close it as the broker."""
 
     def end(self, code: int | None) -> None:
-        """The client closes it, or it is cut (None)."""
+        """Close it as the client, or cut it (None)."""
 
     def drain(self, reconnect_after_s: float) -> None:
-        """The gateway goes down."""
+        """Take the gateway down."""
 
     is_deaf: bool
-    """Nothing comes through from the client, and nobody is told."""
+    """Whether nothing arrives from the client any more, silently."""
 
 
 class WebSocketWire:
-    """A WebSocket without the socket. Whoever pings is answered."""
+    """A WebSocket without the socket. It answers pings."""
 
     transport: Transport | None = "websocket"
     address = UNKNOWN
@@ -70,18 +70,15 @@ class WebSocketWire:
         self._schedule()
 
     async def say(self, data: bytes) -> None:
-        """As Wire.say."""
         if self.session is not None:
             self.session.receive(data, now=self._loop.time())
             self._schedule()
 
     def say_binary(self) -> None:
-        """As Wire.say_binary."""
         if self.session is not None:
             self.session.receive_binary()
 
     def end(self, code: int | None) -> None:
-        """As Wire.end."""
         session = self._leave()
         if session is not None and code in LAST_WORDS:
             session.end()
@@ -89,7 +86,6 @@ class WebSocketWire:
             session.on_transport_lost()
 
     def drain(self, reconnect_after_s: float) -> None:
-        """As Wire.drain."""
         if self.session is not None:
             self.session.drain(reconnect_after_s)
 
@@ -129,18 +125,18 @@ class WebSocketWire:
     is_in_transit = False
 
     def lease_start(self, given_at: float) -> float | None:
-        """As Link.lease_start: everything arrives at once."""
+        """Return the same time: everything arrives at once."""
         return given_at
 
     def on_named(self, given_at: float) -> None:
-        """As Link.on_named."""
+        """Do nothing."""
 
     def pause_reading(self) -> None:
-        """As SessionTransport.pause_reading: no transcript makes a queue by publishing."""
+        """Fail: no transcript creates a queue by publishing."""
         raise AssertionError("a transcript creates its queues beforehand")
 
     def resume_reading(self) -> None:
-        """As SessionTransport.resume_reading."""
+        """Do nothing."""
 
     def close(self, close: Close) -> None:
         session = self._leave()
@@ -174,7 +170,6 @@ class LongPollWire:
         self.is_deaf = False
 
     async def say(self, data: bytes) -> None:
-        """As Wire.say."""
         if self._poll is None:
             self._poll = self._polls.open(Admission(self._principal), data)
             self._task = asyncio.get_running_loop().create_task(self._run(self._poll))
@@ -193,22 +188,19 @@ class LongPollWire:
                 return
 
     def say_binary(self) -> None:
-        """As Wire.say_binary."""
         raise AssertionError("requests carry text")
 
     def close(self, close: Close) -> None:
-        """As Wire.close."""
         if self._poll is not None:
             self._poll.close(close)
 
     def end(self, code: int | None) -> None:
-        """As Wire.end. Nobody tells the broker of a poll that does not come."""
+        """End the client. The broker is not informed of a poll that does not come."""
         if self._task is not None:
             self._task.cancel()
         if self._poll is not None and code in LAST_WORDS:
             self._poll.finish()
 
     def drain(self, reconnect_after_s: float) -> None:
-        """As Wire.drain."""
         if self._poll is not None:
             self._poll.drain(reconnect_after_s)

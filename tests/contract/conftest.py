@@ -1,4 +1,4 @@
-"""`store` is every storage in turn: a test of the contract runs over each."""
+"""`store` is every storage in turn, so that a test of the contract runs over each."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -17,7 +17,7 @@ from tests.storage.standing import Kind, Pool, kinds
 __all__ = ["tmp_path"]
 
 Opening = Callable[..., AbstractAsyncContextManager[Storage]]
-"""Given a clock and a sealer: an empty storage."""
+"""Opens an empty storage with a clock and a sealer."""
 EMBEDDED: dict[str, Opening] = {
     "memory": memory_store,
     "sqlite": sqlite_store,
@@ -26,12 +26,12 @@ EMBEDDED: dict[str, Opening] = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Over each storage; on Redis and Valkey over those that `kinds` says."""
+    """Run tests over each storage; on Redis and Valkey over those that `kinds` selects."""
     if "opening" in metafunc.fixturenames:
         selected = metafunc.definition.get_closest_marker("layouts") is not None
         each: list[str | Kind] = [*EMBEDDED, *kinds(selected)]
         if metafunc.definition.get_closest_marker("bounds") is not None:
-            each.remove("placed")  # whose part of a bound each cluster keeps: tests/storage
+            each.remove("placed")  # how clusters share a bound is tested in tests/storage
         metafunc.parametrize("opening", each, ids=str, indirect=True)
     if "is_sealed" in metafunc.fixturenames:
         metafunc.parametrize("is_sealed", [False, True], ids=["plain", "sealed"])
@@ -45,7 +45,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def opening(request: pytest.FixtureRequest, tmp_path: Path, servers: Pool) -> Opening:
-    """How one of the storages is opened."""
+    """The way to open one of the storages."""
     if isinstance(request.param, Kind):
         return partial(redis_store, servers.of(request.param))
     return partial(EMBEDDED[request.param], tmp_path)

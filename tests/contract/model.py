@@ -1,4 +1,4 @@
-"""The storage as one would explain it: sets, dicts and loops, slow and plain."""
+"""A naive model of the storage: sets, dicts and loops, slow and plain."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +10,7 @@ LINE_BUCKET_S = limits.PRODUCER_IDLE_S / 4
 
 @dataclass
 class Message:
-    """One to be appended."""
+    """A message to be appended."""
 
     producer: int | None = None
     sequence: int = 0
@@ -38,16 +38,16 @@ class Group:
     ended: set[int] = field(default_factory=set)
     dead: dict[int, str] = field(default_factory=dict)
     dead_passed: set[int] = field(default_factory=set)
-    """Of these: what had been set aside."""
+    """The offsets in `dead` that had been set aside."""
 
 
 class Model:
-    """One partition."""
+    """A model of one partition."""
 
     def __init__(self) -> None:
         self.next_offset = 0
         self.records: list[tuple[int, list[Message], float]] = []
-        """(first offset, stored messages, published)"""
+        """(first offset, stored messages, publishing time)."""
         self.producers: dict[int, Producer] = {}
         self.ids: dict[int, tuple[int, float]] = {}
         self.groups: dict[str, Group] = {}
@@ -75,7 +75,7 @@ class Model:
         return outcomes
 
     def _one(self, message: Message, now: float, full: str | None) -> int | str:
-        """`full`: why it cannot be stored if it is new."""
+        """Append one message. `full`: the code with which it is refused if it is new."""
         producer = self._producer(message, now)
         if producer is not None:
             producer.resolved = max(producer.resolved, message.resolved)
@@ -122,7 +122,7 @@ class Model:
         return producer
 
     def restart(self) -> None:
-        """What is in flight is forgotten, and so what was refused of it."""
+        """Forget messages in flight, and so those of them that were refused."""
         for producer in self.producers.values():
             producer.refused.clear()
 
@@ -138,7 +138,7 @@ class Model:
             at.retries.pop(offset, None)
             at.dead.pop(offset, None)
             at.dead_passed.discard(offset)
-        # What died out of a side line is passed as what is settled is: neither is given again.
+        # Dead messages of a side line are passed like settled ones: neither is given again.
         over = at.settled | at.dead_passed
         refused = [retry.offset for retry in retries if retry.offset in over]
         for retry in retries:

@@ -23,7 +23,7 @@ INCARNATION = "incarnation-1"
 
 @asynccontextmanager
 async def redis_process() -> AsyncIterator[Settings]:
-    """A server of its own, alone, provisioned."""
+    """Yield the settings of a provisioned server of its own, without replicas."""
     folder = Path(tempfile.mkdtemp(prefix="tocsin-redis-", dir=memory()))
     try:
         with standing(binaries()[0], "single", folder) as servers:
@@ -38,7 +38,7 @@ async def redis_process() -> AsyncIterator[Settings]:
 async def redis_store_of(
     settings: Settings, clock: Clock, *, sealer: Sealer = PLAIN
 ) -> AsyncIterator[RedisStorage]:
-    """A gateway's storage on this primary."""
+    """Yield a gateway's storage on this primary."""
     shard = await RedisShard.open(settings, Marks(INCARNATION))
     store = RedisStorage(shard, INCARNATION, wall=clock, sealer=sealer)
     try:
@@ -51,7 +51,7 @@ async def redis_store_of(
 async def redis_store(
     servers: Standing, clock: Clock, *, sealer: Sealer = PLAIN
 ) -> AsyncIterator[RedisStorage]:
-    """An empty storage on these servers."""
+    """Yield an empty storage on these servers."""
     await servers.empty(INCARNATION)
     shard = await servers.open(INCARNATION)
     store = RedisStorage(shard, INCARNATION, wall=clock, sealer=sealer)
@@ -62,7 +62,7 @@ async def redis_store(
 
 
 async def ask(server: Settings, *command: Arg) -> Any:
-    """One command of the operator's, past everything."""
+    """Send one command as the operator, past all guards."""
     link = await replace(server, reach=reach_of("operator")).open()
     try:
         (answer,) = await link.ask([pack(*command)], 5)

@@ -1,4 +1,4 @@
-"""What the tests of storages share: a clock, records, and the storages themselves."""
+"""The common part of storage tests: a clock, records, and the storages themselves."""
 
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -36,7 +36,7 @@ TOKEN = b"token-1"
 
 @dataclass
 class Clock:
-    """The wall, moved by hand."""
+    """A wall clock, moved by hand."""
 
     unix_s: float = START_UNIX_S
 
@@ -48,7 +48,7 @@ class Clock:
 async def memory_store(
     _folder: Path, clock: Clock, *, sealer: Sealer = PLAIN
 ) -> AsyncIterator[Storage]:
-    """The verified fake."""
+    """Yield the verified fake."""
     store = MemoryStorage(wall=clock, sealer=sealer)
     yield store
     await store.close()
@@ -58,8 +58,8 @@ async def memory_store(
 async def placed_store(
     _folder: Path, clock: Clock, *, sealer: Sealer = PLAIN
 ) -> AsyncIterator[Storage]:
-    """Two storages in memory, as several storage clusters are: of a queue's partitions every
-    second one is at the other."""
+    """Yield two storages in memory, like two storage clusters; they hold a queue's partitions
+    alternately."""
     stores = [MemoryStorage(wall=clock, sealer=sealer) for _ in range(3)]
     clusters = {"a": stores[0], "b": stores[1]}
     store = ShardedStorage(ClusterMap(clusters, stores[2], lambda _: ("a", "b")))
@@ -75,7 +75,7 @@ async def sqlite_store(
     on_fatal: Callable[[str], None] | None = None,
     sealer: Sealer = PLAIN,
 ) -> AsyncIterator[Storage]:
-    """The embedded storage in this folder."""
+    """Yield the embedded storage in this folder."""
     store = await SqliteStorage.open(
         folder / "store.sqlite",
         free_bytes_reserve=0,
@@ -90,7 +90,7 @@ async def sqlite_store(
 
 
 def sealing(key: bytes = b"k" * 32) -> RecordSealer:
-    """A sealer as the broker has it, which knows one data key."""
+    """Return a sealer like the broker's, with one data key."""
 
     def unknown(key_id: bytes) -> bytes:
         raise RecordDamaged(f"its data key {key_id.hex()} is not known")
@@ -101,7 +101,7 @@ def sealing(key: bytes = b"k" * 32) -> RecordSealer:
 
 
 def digest(name: str) -> bytes:
-    """An id digest of 32 bytes."""
+    """Return an id digest of 32 bytes."""
     return name.encode().ljust(32, b".")
 
 
@@ -119,8 +119,8 @@ def append(
     bytes_max: int = 0,
     message_bytes_max: int = 0,
 ) -> Append:
-    """A record: `messages` without sequences, or runs of (producer, resolved, sequences). `sizes`:
-    of each message, where they are not all of one `size`."""
+    """Return a record: `messages` without sequences, or runs of (producer, resolved, sequences).
+    `sizes`: the size of each message, if they are not all of one `size`."""
     contexts: list[tuple[bytes, int]] = []
     indexes: list[int] = []
     numbers: list[int] = []
@@ -163,12 +163,13 @@ def append(
 
 
 def body(number: int, size: int = 20) -> bytes:
-    """A message's JSON of exactly this many bytes, at least 12."""
+    """Return a message's JSON of exactly this many bytes, at least 12."""
     return f'{{"body":{number}}}'.encode().ljust(size, b" ")
 
 
 def outcomes(appended: Appended) -> list[int | str]:
-    """One per message: the offset, the negative offset - 1 of a duplicate, or the code."""
+    """Return one outcome per message: the offset, the negative offset - 1 of a duplicate, or the
+    code."""
     if appended.outcomes is None:
         return list(range(appended.first, appended.first + appended.count))
     return [
@@ -180,7 +181,7 @@ def outcomes(appended: Appended) -> list[int | str]:
 
 
 async def one(store: Storage, record: Append) -> list[int | str]:
-    """Append a record; the outcomes of its messages."""
+    """Append a record; return the outcomes of its messages."""
     (appended,) = await store.append([record])
     return outcomes(appended)
 
@@ -198,8 +199,8 @@ async def sequences(
 
 
 async def with_group(store: Storage, *, messages: int = 0, partitions: int = 2) -> None:
-    """A queue with a group that starts at its first message, and an owner of partition 0 under
-    epoch 1 and TOKEN."""
+    """Create a queue with a group that starts at its first message, and an owner of partition 0
+    under epoch 1 and TOKEN."""
     await store.create_queue("q-1", partitions)
     await store.create_group("g-1", "q-1", ["earliest"] * partitions)
     await store.own(G0, token=TOKEN, assignment=1)
@@ -219,7 +220,7 @@ def change(
     parked: Sequence[Parked] = (),
     dead: Sequence[Dead] = (),
 ) -> CursorWrite:
-    """A cursor write of the owner that `with_group` made."""
+    """Return a cursor write of the owner that `with_group` made."""
     return CursorWrite(
         place,
         epoch,

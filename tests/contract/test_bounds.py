@@ -1,5 +1,5 @@
-"""The contract of `push.storage_port.Storage`: what a queue retains, in all of its partitions
-together, is bounded by `messages_max` and `bytes_max`. Over every storage."""
+"""The contract of `push.storage_port.Storage`: `messages_max` and `bytes_max` bound what a queue
+retains, in all of its partitions together. Over every storage."""
 
 import asyncio
 from functools import partial
@@ -36,13 +36,13 @@ async def queue(store: Storage) -> None:
 
 
 async def totals(store: Storage) -> tuple[int, int]:
-    """Messages and bytes that the queue retains."""
+    """Return the number and bytes of the messages that the queue retains."""
     states = await store.partitions("q-1")
     return sum(state.messages for state in states), sum(state.bytes for state in states)
 
 
 async def room(store: Storage, messages_max: int) -> int:
-    """How many more messages the storage takes under this bound; it has taken them."""
+    """Return how many more messages the storage accepts under this bound; it has accepted them."""
     answers = await one(store, append(P1, messages=messages_max + 1, messages_max=messages_max))
     return len(answers) - answers.count(FULL)
 
@@ -64,8 +64,8 @@ async def test_a_queue_is_full_by_bytes_too(store: Storage) -> None:
 async def test_a_message_that_can_never_fit_is_refused_for_good_and_alone(
     store: Storage, bytes_max: int
 ) -> None:
-    """R5: one of exactly the bound fits into an empty queue; one of a byte more is told that it
-    never will, whether the queue is empty or full, and its neighbours are stored."""
+    """R5: a message of exactly the bound fits into an empty queue. A message of a byte more is
+    refused for good, whether the queue is empty or full, and its neighbours are stored."""
     bounded = partial(append, bytes_max=bytes_max, message_bytes_max=100)
     assert await one(store, bounded(sizes=[101])) == [LARGE]
     assert await one(store, bounded(P1, sizes=[20, 101, 20, 200, 30])) == [
@@ -79,8 +79,8 @@ async def test_a_message_that_can_never_fit_is_refused_for_good_and_alone(
 
 
 async def test_a_message_that_can_never_fit_keeps_its_place_in_the_order(store: Storage) -> None:
-    """R7, R8: what is behind it waits until its producer gives it up; a duplicate of what was
-    stored before the bound came is known."""
+    """R7, R8: later messages wait until its producer gives it up. A duplicate of a message stored
+    before the bound came is recognised."""
     record = append(runs=[(ANN, 0, [0])], sizes=[50])
     assert await one(store, record) == [0]
     runs, bounded = [(ANN, 0, range(3))], partial(append, bytes_max=1000, message_bytes_max=30)
@@ -90,7 +90,7 @@ async def test_a_message_that_can_never_fit_keeps_its_place_in_the_order(store: 
 
 
 def test_a_log_without_offsets_left_is_no_queue_that_waits() -> None:
-    """The last offset is given out, and then nothing makes room again."""
+    """The last offset is assigned, and then nothing makes room again."""
     log = PartitionLog(P0, 1, next_offset=limits.OFFSET_MAX - 1)
     assert log.refusal(append(messages=1), 1, 20) is None
     assert log.refusal(append(messages=2), 2, 40) == "limit_reached"
@@ -104,13 +104,14 @@ async def test_a_full_queue_still_knows_its_duplicates(store: Storage) -> None:
 
 
 async def test_one_partition_may_hold_all_that_the_queue_may(store: Storage) -> None:
-    """All messages of one key: the bound is the queue's, not shared out among partitions."""
+    """All messages are of one key; the bound is the queue's, not split among partitions."""
     answers = await one(store, append(messages=161, messages_max=160))
     assert answers == [*range(160), FULL]
 
 
 async def test_a_bound_below_the_number_of_partitions_is_kept(store: Storage) -> None:
-    """One message to each of sixteen, five are wanted: five are taken, the first."""
+    """One message goes to each of sixteen partitions, and the bound is five: the first five are
+    stored."""
     appends = [append(Partition("q-1", n), messages=1, messages_max=5) for n in range(PARTITIONS)]
     answers = [outcomes(answer) for answer in await store.append(appends)]
     assert answers == [[0]] * 5 + [[FULL]] * 11
@@ -118,7 +119,7 @@ async def test_a_bound_below_the_number_of_partitions_is_kept(store: Storage) ->
 
 
 async def test_calls_that_overlap_share_the_room_that_is_left(store: Storage) -> None:
-    """Whole records and single messages alike, by messages and by bytes."""
+    """Both whole records and single messages, both by messages and by bytes."""
     calls = [
         store.append([append(Partition("q-1", n), messages=3, messages_max=10, bytes_max=1000)])
         for n in range(5)
@@ -134,7 +135,7 @@ async def test_calls_that_overlap_share_the_room_that_is_left(store: Storage) ->
 
 
 async def test_a_duplicate_takes_no_room(store: Storage) -> None:
-    """R5, R8: sent again, by sequence or by id, a message is counted once."""
+    """R5, R8: a message that is sent again, by sequence or by id, is counted once."""
     await sequences(store, [1, 2])
     await store.append([append(P1, ids=["a"])])
     await sequences(store, [1, 2])
@@ -152,7 +153,7 @@ async def test_another_queue_s_messages_do_not_count(store: Storage) -> None:
 
 
 async def test_partitions_that_are_made_later_count_with_the_others(store: Storage) -> None:
-    """As when a start finishes what a crash cut off."""
+    """A start after a crash creates the missing partitions like this."""
     await store.create_queue("q-2", 1)
     await store.append([append(Partition("q-2", 0), messages=3)])
     await store.create_queue("q-2", 2)
@@ -162,7 +163,7 @@ async def test_partitions_that_are_made_later_count_with_the_others(store: Stora
 
 
 async def test_what_is_trimmed_makes_room_in_every_partition(store: Storage) -> None:
-    """R12: exactly as much as went."""
+    """R12: exactly as much room as was trimmed."""
     for _ in range(3):
         await store.append([append(messages=2, messages_max=6, bytes_max=120)])
     assert await one(store, append(P1, messages=1, messages_max=6)) == [FULL]
@@ -177,7 +178,7 @@ async def test_what_is_trimmed_makes_room_in_every_partition(store: Storage) -> 
 async def test_what_is_settled_counts_until_its_retention_has_passed(
     store: Storage, clock: Clock
 ) -> None:
-    """R12: the bound is on what is retained."""
+    """R12: the bound is on retained messages."""
     await store.append([append(messages=3, messages_max=3)])
     await store.write_cursors([change(settled=[(0, 2)])])
     clock.unix_s = START_UNIX_S + 59
@@ -189,7 +190,7 @@ async def test_what_is_settled_counts_until_its_retention_has_passed(
 
 
 async def test_a_queue_can_be_over_a_bound_that_came_later(store: Storage) -> None:
-    """A setting was lowered: nothing is lost, nothing is taken before there is room."""
+    """A setting was lowered: nothing is lost, and nothing is stored before there is room."""
     await store.append([append(runs=[(ANN, 0, range(5))])])
     assert await sequences(store, [4, 5], messages_max=3) == [-5, FULL]
     await store.write_cursors([change(settled=[(0, 4)])])

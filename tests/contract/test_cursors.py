@@ -1,5 +1,5 @@
 """The contract of `push.storage_port.Storage`: groups, cursors, side lines, trimming. Over every
-one."""
+storage."""
 
 import asyncio
 from dataclasses import replace
@@ -25,7 +25,7 @@ KEY = 0xFFFF_FFFF_FFFF_FFF1  # more than SQLite's integers hold
 
 
 async def cursor(store: Storage) -> Cursor:
-    """What the next owner would start from."""
+    """Return the cursor from which the next owner would start."""
     return (await store.own(G0, token=b"looks", assignment=1)).cursor
 
 
@@ -65,8 +65,8 @@ async def test_a_group_of_an_unknown_queue_or_with_missing_starts_is_refused(
 
 @pytest.mark.layouts
 async def test_a_dropped_group_is_not_made_by_who_comes_late(store: Storage) -> None:
-    """R12: nobody would know of its cursors, and what they have not settled would stay for good. It
-    may be that the storage has never had it, or not even its queue yet."""
+    """R12: no gateway would know of its cursors, and messages that they have not settled would stay
+    for good. The storage may never have had the group, or not even its queue yet."""
     await with_group(store, messages=4)
     await store.create_group("g-2", "q-1", ["earliest", "earliest"])
     await store.write_cursors([change(settled=[(0, 3)])])
@@ -137,7 +137,7 @@ SESSION = b"a session's name"
 
 
 async def test_who_owned_a_place_last_is_told_under_which_epoch(store: Storage) -> None:
-    """R22: by the part of the token that names the owner; what follows is drawn anew."""
+    """R22: by the part of the token that names the owner; the rest is random each time."""
     await with_group(store)
     assert (await store.own(G0, token=SESSION + b"1", assignment=1)).previous is None
     again = await store.own(G0, token=SESSION + b"2", assignment=1)
@@ -146,8 +146,8 @@ async def test_who_owned_a_place_last_is_told_under_which_epoch(store: Storage) 
 
 
 async def test_owning_that_is_asked_again_with_its_token_is_the_same_start(store: Storage) -> None:
-    """R15, R22: its answer was lost, so that nothing was given under it; what the owner held of the
-    epoch before is still its own."""
+    """R15, R22: the answer was lost, so nothing was given under it. The owner still holds its
+    deliveries of the epoch before."""
     await with_group(store, messages=4)
     await store.own(G0, token=SESSION + b"1", assignment=1)
     owned = await store.own(G0, token=SESSION + b"2", assignment=1)
@@ -162,7 +162,7 @@ async def test_owning_that_is_asked_again_with_its_token_is_the_same_start(store
 
 
 async def test_who_was_followed_by_somebody_else_was_not_the_last(store: Storage) -> None:
-    """R22, P7: what it held may have been given to the other."""
+    """R22, P7: its deliveries may have been given to the other owner."""
     await with_group(store)
     await store.own(G0, token=SESSION + b"1", assignment=1)
     await store.own(G0, token=b"another session " + b"1", assignment=1)
@@ -170,7 +170,7 @@ async def test_who_was_followed_by_somebody_else_was_not_the_last(store: Storage
 
 
 async def test_a_seek_ends_what_its_owner_held(store: Storage) -> None:
-    """R22: nobody owned it last."""
+    """R22: after a seek, no owner was the last."""
     await with_group(store, messages=4)
     await store.own(G0, token=SESSION + b"1", assignment=1)
     await store.seek("g-1", "q-1", [0, 0])
@@ -190,7 +190,7 @@ async def test_the_same_owner_of_before_settles_nothing_under_the_newer_epoch(
 
 
 async def test_the_predecessor_of_an_owner_settles_nothing(store: Storage) -> None:
-    """P7, R15: by its epoch, and by its token under the same epoch."""
+    """P7, R15: neither by its epoch, nor by its token under the same epoch."""
     await with_group(store, messages=4)
     await store.own(G0, token=b"new", assignment=1)
     stale = [
@@ -288,8 +288,8 @@ async def test_a_retry_of_a_settled_message_is_refused(store: Storage) -> None:
 
 
 async def test_the_reason_of_a_nack_stays_with_what_was_tried(store: Storage) -> None:
-    """As the last nack that gave one said; a write that says nothing of it leaves it. It is shown
-    with where the message stands, and with the key where that is parked."""
+    """The reason of the last nack that gave one is kept; a write without a reason leaves it. It is
+    shown with the message's state, and with the key if that is parked."""
     await with_group(store, messages=4)
     reasons = [b"card declined", b"a:b:\x00\xff", b"third"]
     whys = [Retry(n, 1, 50, reason) for n, reason in enumerate(reasons)]
@@ -307,13 +307,13 @@ async def test_the_reason_of_a_nack_stays_with_what_was_tried(store: Storage) ->
     assert [line.nack for line in await store.parked(G0)] == [None, reasons[1]]
 
 
-# --- What has ended (R21) -----------------------------------------------------------------------
+# --- Ended deliveries (R21) ---------------------------------------------------------------------
 
 
 @pytest.mark.layouts
 async def test_what_no_ack_settled_is_known_to_the_next_owner(store: Storage) -> None:
-    """R21: how else would it tell a late ack of a dead letter from one that is repeated? A group
-    that is sought has nothing of it."""
+    """R21: otherwise it could not tell a late ack of a dead letter from a repeated one. A seek
+    clears it."""
     await with_group(store, messages=8)
     await store.write_cursors([change(settled=[(0, 3)], ended=[(1, 1)])])
     await store.write_cursors([change(settled=[(6, 6)], ended=[(2, 2), (6, 6)])])
@@ -352,7 +352,8 @@ async def test_what_has_ended_is_kept_within_a_bound(
 
 @pytest.mark.layouts
 async def test_what_is_dead_is_known_to_the_next_owner_until_it_is_settled(store: Storage) -> None:
-    """P3, P5: decided under one epoch, it stands under the next: that one gives it to nobody."""
+    """P3, P5: a decision under one epoch holds under the next, whose owner does not give the
+    message."""
     await with_group(store, messages=10)
     dead = (Dead(2, 5, "overflow"), Dead(7, 7, "expired"))
     await store.write_cursors([change(dead=dead)])
@@ -372,7 +373,8 @@ async def test_what_is_dead_is_known_to_the_next_owner_until_it_is_settled(store
 
 
 async def test_what_is_settled_has_no_dead_letter(store: Storage) -> None:
-    """P5: it is refused and told, as of a retry; what is dead already stays so for one reason."""
+    """P5: the decision is refused and reported, as for a retry. A message that is dead already
+    keeps one reason."""
     await with_group(store, messages=10)
     await store.write_cursors([change(settled=[(2, 3)])])
     (written,) = await store.write_cursors([change(dead=(Dead(1, 4, "expired"),))])
@@ -384,7 +386,7 @@ async def test_what_is_settled_has_no_dead_letter(store: Storage) -> None:
 
 
 async def test_who_is_fenced_decides_about_no_dead_letter(store: Storage) -> None:
-    """P5, P7, R15: of overflow and a consumer that joins, one decides."""
+    """P5, P7, R15: of overflow and a consumer that joins, only one decides."""
     await with_group(store, messages=4)
     await store.own(G0, token=b"another owner", assignment=1)
     (written,) = await store.write_cursors([change(dead=(Dead(0, 3, "overflow"),))])
@@ -393,8 +395,7 @@ async def test_who_is_fenced_decides_about_no_dead_letter(store: Storage) -> Non
 
 
 async def test_what_is_dead_leaves_its_side_line_and_pins_its_record(store: Storage) -> None:
-    """R12, P1: it is read for its letter, whoever owns it then; and the parked key has another
-    head."""
+    """R12, P1: the record is read for its letter, by any owner. The parked key has another head."""
     await with_group(store, messages=3)
     aside = [Side(KEY, (0, 1))]
     parked = [Parked(KEY, "exhausted", 9)]
@@ -412,7 +413,7 @@ async def test_what_is_dead_leaves_its_side_line_and_pins_its_record(store: Stor
 
 
 async def test_a_seek_forgets_what_is_dead(store: Storage) -> None:
-    """It is sought: all of it is given again, or passed."""
+    """After a seek, all messages are given again, or passed."""
     await with_group(store, messages=4)
     await store.write_cursors([change(dead=(Dead(0, 3, "overflow"),))])
     await store.seek("g-1", "q-1", ["earliest", "earliest"])
@@ -452,8 +453,8 @@ async def test_settling_takes_out_of_the_side_line(store: Storage) -> None:
 
 
 async def test_an_offset_stands_in_one_side_line(store: Storage) -> None:
-    """R18: named twice in one write it stands in the first line, and lines are as long as they
-    say."""
+    """R18: an offset named twice in one write is in the first line, and lines have the stated
+    lengths."""
     await with_group(store, messages=10)
     await store.write_cursors([change(aside=[Side(KEY, (1, 2, 2)), Side(5, (2, 3))])])
     assert dict((await cursor(store)).lines) == {KEY: 2, 5: 1}
@@ -462,7 +463,7 @@ async def test_an_offset_stands_in_one_side_line(store: Storage) -> None:
 
 
 async def test_setting_aside_again_or_what_is_settled_changes_nothing(store: Storage) -> None:
-    """R29: absolute."""
+    """R29: writes are absolute."""
     await with_group(store, messages=10)
     write = change(settled=[(2, 2)], aside=[Side(KEY, (1, 2, 3))])
     await store.write_cursors([write])
@@ -472,7 +473,7 @@ async def test_setting_aside_again_or_what_is_settled_changes_nothing(store: Sto
 
 
 async def test_what_stands_in_a_side_line_can_be_retried(store: Storage) -> None:
-    """It is passed and not settled."""
+    """A message in a side line is passed and not settled."""
     await with_group(store, messages=4)
     (written,) = await store.write_cursors(
         [change(aside=[Side(KEY, (1, 2))], retries=[Retry(1, 2)])]
@@ -500,7 +501,7 @@ async def test_keys_are_parked_and_unparked(store: Storage) -> None:
 
 
 async def test_a_parked_key_is_listed_with_what_waits(store: Storage) -> None:
-    """R18: how many wait, the first of them, and how often that was tried."""
+    """R18: the number of waiting messages, the first of them, and its attempts."""
     await with_group(store, messages=6)
     sides = [Side(KEY, (1, 3)), Side(KEY + 1, (2,)), Side(7, (4,))]
     write = change(aside=sides, retries=[Retry(0, 9), Retry(1, 5), Retry(2, 6), Retry(3, 1)])
@@ -520,8 +521,8 @@ async def test_a_parked_key_is_listed_with_what_waits(store: Storage) -> None:
 
 
 async def trim(store: Storage, retention_s: float = 0, keep_all: bool = True) -> int:
-    """Trim until nothing is left to do; the bytes freed. How many messages that deletes was told
-    before, and afterwards nothing more is."""
+    """Trim until nothing is left to do; return the bytes freed. Checks that the number of deleted
+    messages was reported before, and that nothing more is reported afterwards."""
     told = await trimmable(store, retention_s, keep_all)
     before = (await store.partitions("q-1"))[0].messages
     freed = 0
@@ -533,7 +534,7 @@ async def trim(store: Storage, retention_s: float = 0, keep_all: bool = True) ->
 
 
 async def trimmable(store: Storage, retention_s: float = 0, keep_all: bool = True) -> int:
-    """How many messages `trim` would delete, over all slices."""
+    """Return the number of messages that `trim` would delete, over all slices."""
     told, after = 0, 0
     while True:
         count, following = await store.trimmable(
@@ -572,7 +573,7 @@ async def test_a_record_goes_when_every_group_has_settled_all_of_it(store: Stora
 
 
 async def test_a_stuck_head_pins_its_own_record_only(store: Storage) -> None:
-    """R12: a record, not a prefix."""
+    """R12: trimming deletes a record, not a prefix."""
     await with_group(store)
     for _ in range(5):
         await store.append([append(messages=2)])
@@ -604,7 +605,7 @@ async def test_what_stands_in_a_side_line_pins_its_record(store: Storage) -> Non
 
 
 async def test_records_pinned_by_one_group_go_when_the_last_one_settles(store: Storage) -> None:
-    """A group that begins after others have been trimmed for is waited for too."""
+    """A group that begins after records were trimmed for others is waited for too."""
     await with_group(store)
     await store.append([append(messages=10)])
     await store.write_cursors([change(settled=[(0, 4), (6, 9)], aside=[Side(KEY, (5,))])])
@@ -638,7 +639,7 @@ async def test_retention_keeps_what_is_settled(store: Storage, clock: Clock) -> 
 async def test_a_gateway_whose_clock_runs_ahead_keeps_nothing_longer(
     store: Storage, clock: Clock
 ) -> None:
-    """R3: retention is judged by the storage's own wall."""
+    """R3: retention is judged by the storage's own clock."""
     await with_group(store)
     await store.append([append(messages=1, published_unix_s=clock.unix_s + 10**9)])
     await store.write_cursors([change(settled=[(0, 0)])])
@@ -674,7 +675,7 @@ async def test_trimming_an_unknown_partition_does_nothing(store: Storage) -> Non
 async def test_how_much_a_retention_would_delete_is_told_before(
     store: Storage, clock: Clock
 ) -> None:
-    """R12: over more records than one slice looks at, by age, and without a group."""
+    """R12: over more records than one slice examines, by age, and without a group."""
     await store.create_queue("q-1", 2)
     for _ in range(6):
         await store.append([append(messages=2, published_unix_s=clock.unix_s) for _ in range(200)])

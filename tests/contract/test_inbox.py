@@ -34,7 +34,7 @@ def node(redis_binary: Binary) -> Iterator[Node]:
 
 
 class Side:
-    """One gateway's view of a store: its inbox, and what changes epochs."""
+    """One gateway's view of a store: its inbox, and the calls that change epochs."""
 
     def __init__(self, store: RedisStorage | MemoryStorage, inbox: Inbox) -> None:
         self.inbox = inbox
@@ -45,7 +45,7 @@ class Side:
 
 
 class Gateways:
-    """Two of them over one store, of which partition 0 is owned under epoch 1."""
+    """Two gateways over one store, whose partition 0 is owned under epoch 1."""
 
     def __init__(self, sides: list[Side], shards: Sequence[RedisShard] = ()) -> None:
         self.store, self.other = sides
@@ -53,13 +53,13 @@ class Gateways:
 
     @property
     def inbox(self) -> Inbox:
-        """Of the first one."""
+        """The first gateway's inbox."""
         return self.store.inbox
 
 
 @pytest.fixture(params=["memory", "redis"])
 async def two(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Gateways]:
-    """An empty store, and two gateways' view of it."""
+    """Two gateways' view of an empty store."""
     if request.param == "memory":
         store = MemoryStorage(wall=Clock())
         inbox = MemoryInbox(store.epoch_of)
@@ -72,7 +72,7 @@ async def two(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Gatew
 
 @pytest.fixture
 async def served(node: Node) -> AsyncIterator[Gateways]:
-    """The same over a server, for what is seen only there."""
+    """Two gateways' view of a store on a server, for effects that are visible only there."""
     async for found in _served(node):
         yield found
 
@@ -90,7 +90,7 @@ async def _served(node: Node) -> AsyncIterator[Gateways]:
 
 
 async def test_a_letter_waits_until_it_is_answered_and_both_sides_are_told(two: Gateways) -> None:
-    """R24: through whichever gateway it came. Under one id there is one letter, and one answer."""
+    """R24: through whichever gateway it came. One id has one letter, and one answer."""
     came: asyncio.Queue[CursorPlace] = asyncio.Queue()
     told: asyncio.Queue[str] = asyncio.Queue()
     not_told: list[str] = []
@@ -103,7 +103,7 @@ async def test_a_letter_waits_until_it_is_answered_and_both_sides_are_told(two: 
     for _ in range(2):
         assert await two.other.inbox.post(G0, letter_id, ONE) is None
         async with asyncio.timeout(10):
-            assert await came.get() == G0  # also the second time: the first message may be lost
+            assert await came.get() == G0  # also the second time, as the first may be lost
     ((name, text),) = await two.inbox.letters(G0)
     assert (name, letter_of(text)) == (letter_id, ONE)
     assert await two.inbox.places("q-1") == [G0]
@@ -112,7 +112,7 @@ async def test_a_letter_waits_until_it_is_answered_and_both_sides_are_told(two: 
         assert await told.get() == letter_id
     assert await two.inbox.letters(G0) == []
     assert await two.inbox.places("q-1") == []
-    assert await two.inbox.answer(G0, {letter_id: STALE}, None)  # the first one stands
+    assert await two.inbox.answer(G0, {letter_id: STALE}, None)  # the first answer is kept
     for _ in range(2):
         assert await two.other.inbox.post(G0, letter_id, ONE) == SETTLED
     assert await two.inbox.letters(G0) == []
@@ -120,8 +120,8 @@ async def test_a_letter_waits_until_it_is_answered_and_both_sides_are_told(two: 
 
 
 async def test_what_is_of_an_epoch_that_has_ended_is_not_put_in(two: Gateways) -> None:
-    """R15, R21: the cursor's epoch lies beside it. What was put in before goes, and what was
-    answered before stays answered."""
+    """R15, R21: the cursor's epoch is stored beside it. Letters of an earlier epoch go, and earlier
+    answers stay."""
     done, left = ASKER + "1", ASKER + "2"
     assert await two.inbox.post(G0, done, ONE) is None
     assert await two.inbox.post(G0, left, ONE) is None
@@ -149,7 +149,7 @@ async def test_an_owner_of_before_answers_only_what_is_durable(two: Gateways) ->
 
 
 async def test_a_decision_is_put_in_and_answered_as_a_settlement_is(two: Gateways) -> None:
-    """R24: one inbox for both; the epoch counts for both."""
+    """R24: settlements and decisions share one inbox; the epoch counts for both."""
     letter = Unpark(verb="skip", epoch=1, keys=[("00c0ffee00c0ffee", 1763690400123, 4)])
     assert await two.other.inbox.post(G0, ASKER + "1", letter) is None
     ((_, text),) = await two.inbox.letters(G0)
@@ -175,7 +175,8 @@ async def test_of_a_group_that_is_gone_there_is_no_inbox(two: Gateways) -> None:
 async def test_an_inbox_is_bounded_in_letters_and_in_bytes(
     two: Gateways, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    """P9: on both sides; each place for itself, and who is in it already is not refused."""
+    """P9: on both sides, for each place by itself. A letter that is in the inbox already is not
+    refused."""
     size = len(ONE.encode())
     monkeypatch.setattr(limits, bound, 3 if bound == "INBOX_LETTERS_MAX" else 3 * size)
     ids = [f"{ASKER}{number}" for number in range(4)]
@@ -194,14 +195,14 @@ async def test_an_inbox_is_bounded_in_letters_and_in_bytes(
 
 
 def wide() -> Letter:
-    """One that is larger than three small ones."""
+    """Return a letter that is larger than three small ones."""
     return Letter(verb="ack", epoch=1, runs=[(push, push, push) for push in range(100)])
 
 
 async def test_answers_are_kept_up_to_a_bound(
     two: Gateways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: the oldest go. Who asks for one that has gone is judged again, which is safe."""
+    """P9: the oldest go. A letter whose answer has gone is judged again, which is safe."""
     monkeypatch.setattr(limits, "ANSWERS_KEPT_MAX", 2)
     ids = [f"{ASKER}{number}" for number in range(3)]
     for letter_id in ids:
@@ -233,7 +234,7 @@ async def test_what_nobody_takes_expires(
 
 
 async def test_with_its_group_or_queue_an_inbox_goes(served: Gateways, node: Node) -> None:
-    """R1. And there is none of what is not there."""
+    """R1. A place that does not exist has no inbox."""
     for letter_id in (ASKER + "1", ASKER + "2"):
         await served.inbox.post(G0, letter_id, ONE)
     await served.inbox.answer(G0, {ASKER + "1": SETTLED}, None)
@@ -253,7 +254,7 @@ async def test_with_its_group_or_queue_an_inbox_goes(served: Gateways, node: Nod
 async def test_an_inbox_takes_letters_while_the_memory_is_full(
     served: Gateways, node: Node
 ) -> None:
-    """R29: a full store still drains, whichever gateway an ack comes to."""
+    """R29: a full store still drains, through whichever gateway an ack comes."""
     node.ask("CONFIG", "SET", "maxmemory", "1")
     try:
         assert await served.inbox.post(G0, ASKER + "1", ONE) is None
@@ -265,7 +266,7 @@ async def test_an_inbox_takes_letters_while_the_memory_is_full(
 
 
 async def test_an_act_of_an_inbox_leaves_the_cursor_alone(two: Gateways) -> None:
-    """R24: deciding is the owner's; only its cursor write settles."""
+    """R24: only the owner decides; only its cursor write settles."""
     before = await two.store.cursors("q-1", "g-1")
     await two.inbox.post(G0, ASKER + "1", ONE)
     await two.inbox.answer(G0, {ASKER + "1": SETTLED}, 1)

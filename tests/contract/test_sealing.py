@@ -1,5 +1,5 @@
-"""The contract of `push.storage_port.Storage` with a sealer: what is kept is sealed, what does not
-open is damage and costs its record (R30, P13). Over every storage."""
+"""The contract of `push.storage_port.Storage` with a sealer: stored payloads are sealed, and one
+that does not open is damage and costs its record (R30, P13). Over every storage."""
 
 from collections.abc import AsyncIterator
 
@@ -25,7 +25,7 @@ from tests.contract.stores import (
 
 
 class Keeping:
-    """A sealer that shows what it was given and what it gave, and can be told to fail."""
+    """A sealer that records its calls, and can be made to fail."""
 
     def __init__(self) -> None:
         self.sealed: list[tuple[Partition, bytes, int]] = []
@@ -34,14 +34,12 @@ class Keeping:
         self.broken: set[bytes] = set()
 
     def seal(self, partition: Partition, header: bytes, payload: bytes, count: int) -> bytes:
-        """As Sealer.seal."""
         if self.failure is not None:
             raise self.failure
         self.sealed.append((partition, header, count))
         return b"sealed" + payload[::-1]
 
     def unseal(self, partition: Partition, header: bytes, sealed: bytes) -> bytes:
-        """As Sealer.unseal."""
         if self.failure is not None:
             raise self.failure
         if sealed in self.broken:
@@ -50,7 +48,7 @@ class Keeping:
         return sealed.removeprefix(b"sealed")[::-1]
 
     def lose(self, number: int) -> None:
-        """The record whose first message this is does not open any more."""
+        """Make the record with this first message impossible to open."""
         self.broken.add(b"sealed" + body(number)[::-1])
 
 
@@ -77,7 +75,7 @@ async def test_each_record_is_sealed_for_its_place(sealed: Storage, keeping: Kee
 
 
 async def test_a_record_with_duplicates_opens_as_what_is_new(sealed: Storage) -> None:
-    """R9: the blob is whole, the skips are beside it."""
+    """R9: the blob is whole, the skips are stored beside it."""
     await sequences(sealed, [1])
     assert await sequences(sealed, [1, 2]) == [-1, 1]
     (record, other) = (await sealed.read(P0, 0, 10**6)).records
@@ -87,7 +85,7 @@ async def test_a_record_with_duplicates_opens_as_what_is_new(sealed: Storage) ->
 async def test_what_does_not_open_costs_its_record_and_is_told_to_each(
     sealed: Storage, keeping: Keeping
 ) -> None:
-    """R30, P13: put aside, with its reason; what is behind it flows."""
+    """R30, P13: the record is quarantined, with its reason; later ones flow."""
     for number in range(3):
         await sequences(sealed, [number])
     keeping.lose(1)
@@ -106,7 +104,7 @@ async def test_what_does_not_open_costs_its_record_and_is_told_to_each(
 async def test_when_nothing_can_be_sealed_nothing_is_stored(
     sealed: Storage, keeping: Keeping
 ) -> None:
-    """P2: all records of the call, also those that could have been."""
+    """P2: all records of the call, even those that could have been sealed."""
     keeping.failure = Refused("storage_unavailable", "no key")
     with pytest.raises(Refused, match="no key"):
         await one(sealed, append(messages=1))
@@ -117,7 +115,7 @@ async def test_when_nothing_can_be_sealed_nothing_is_stored(
 async def test_a_key_that_cannot_be_had_at_the_moment_damages_nothing(
     sealed: Storage, keeping: Keeping
 ) -> None:
-    """P13: a key service that is down does not empty the store into the quarantine."""
+    """P13: when a key service is down, the store does not move into the quarantine."""
     await sequences(sealed, [0])
     keeping.failure = Refused("storage_unavailable", "the key service does not answer")
     with pytest.raises(Refused, match="does not answer"):

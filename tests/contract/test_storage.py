@@ -113,7 +113,7 @@ async def test_reading_at_the_end_or_where_nothing_is_gives_nothing(store: Stora
 
 @pytest.mark.parametrize("offset", [-5, 1 << 40, 1 << 70])
 async def test_reading_from_anywhere_is_harmless(store: Storage, offset: int) -> None:
-    """P12: positions come from clients; the record of another partition is not among them."""
+    """P12: positions come from clients; another partition's record is not returned."""
     await store.append([append(messages=2), append(P1, messages=2)])
     read = await store.read(P0, offset, 10**6)
     assert [r.first for r in read.records] == ([0] if offset < 0 else [])
@@ -122,7 +122,7 @@ async def test_reading_from_anywhere_is_harmless(store: Storage, offset: int) ->
 
 @pytest.mark.layouts
 async def test_the_wake_up_comes_before_the_answer(store: Storage) -> None:
-    """R10: and names the certified end."""
+    """R10: it names the certified end."""
     seen: list[object] = []
     store.on_certified(lambda partition, certified: seen.append((partition, certified)))
     (appended,) = await store.append([append(messages=3)])
@@ -139,7 +139,7 @@ async def test_an_append_that_stores_nothing_wakes_nobody(store: Storage) -> Non
 
 
 async def test_messages_for_an_unknown_partition_are_answered_one_by_one(store: Storage) -> None:
-    """R5: and do not touch their neighbours."""
+    """R5: their neighbours are stored."""
     stray = append(Partition("q-9", 0), messages=2)
     missing, stored = await store.append([stray, append(messages=1)])
     assert outcomes(missing) == ["queue_not_found", "queue_not_found"]
@@ -171,7 +171,7 @@ async def test_what_is_no_record_is_refused_and_changes_nothing(
 
 
 async def test_what_a_record_says_may_come_along_and_stays_as_it_was(store: Storage) -> None:
-    """Its maker pushes it to consumers from the very same values."""
+    """Its maker pushes it to consumers from the same values."""
     records = [append(runs=[(ANN, 0, [0, 1]), (None, 0, [0])]), append(runs=[(ANN, 0, [1, 2])])]
     parsed = [parse_header(record.header) for record in records]
     there = [replace(record, parsed=header) for record, header in zip(records, parsed, strict=True)]
@@ -212,7 +212,7 @@ async def test_below_resolved_a_sequence_is_too_old_and_never_a_duplicate(store:
 
 
 async def test_resolved_is_that_of_the_messages_context(store: Storage) -> None:
-    """One record may carry the same producer several times."""
+    """One record may contain the same producer several times."""
     record = append(runs=[(ANN, 0, [1, 2]), (ANN, 2, [3]), (ANN, 4, [4, 3])])
     assert await one(store, record) == [0, 1, 2, 3, "sequence_too_old"]
 
@@ -246,12 +246,12 @@ async def test_a_refused_message_holds_up_those_behind_it(store: Storage) -> Non
     ]
     assert await sequences(store, [4], resolved=2) == ["out_of_sequence"]
     assert await sequences(store, [2], resolved=2) == [1]
-    assert await sequences(store, [4], resolved=2) == ["out_of_sequence"]  # 3 was not resent
+    assert await sequences(store, [4], resolved=2) == ["out_of_sequence"]  # 3 was not sent again
     assert await sequences(store, [3, 4], resolved=2) == [2, 3]
 
 
 async def test_a_producer_that_gives_up_the_refused_one_goes_on(store: Storage) -> None:
-    """R7: `resolved` above it says so."""
+    """R7: a `resolved` above it gives it up."""
     await sequences(store, [1, 2, 3], messages_max=1)
     assert await sequences(store, [4], resolved=4) == [1]
 
@@ -274,7 +274,7 @@ async def test_in_flight_messages_of_a_producer_are_bounded(store: Storage) -> N
 
 
 async def test_an_idle_producers_late_retries_are_refused(store: Storage, clock: Clock) -> None:
-    """R6: not appended again; and it can go on above."""
+    """R6: they are not appended again, and the producer can go on above them."""
     await sequences(store, [3, 5])
     clock.unix_s += 2 * limits.PRODUCER_IDLE_S
     assert await sequences(store, [3, 4, 5]) == ["sequence_too_old"] * 3
@@ -347,7 +347,7 @@ async def test_making_a_queue_again_changes_nothing(store: Storage) -> None:
 
 @pytest.mark.layouts
 async def test_a_dropped_queue_is_gone_and_its_neighbours_are_not(store: Storage) -> None:
-    """R1: ids are not reused, so nothing of it can come back."""
+    """R1: ids are not reused, so nothing of it can return."""
     await store.create_queue("q-2", 1)
     await store.create_group("g-1", "q-1", ["earliest", "earliest"])
     await store.append([append(messages=2), append(Partition("q-2", 0), messages=3)])
@@ -364,8 +364,8 @@ async def test_a_dropped_queue_is_gone_and_its_neighbours_are_not(store: Storage
 
 @pytest.mark.layouts
 async def test_a_dropped_queue_is_not_made_by_who_comes_late(store: Storage) -> None:
-    """R1: its maker stood still since it asked the catalog, and nobody would drop it again. It may
-    be that the storage has never had it."""
+    """R1: its creator was paused after it asked the catalog, and no gateway would drop the queue
+    again. The storage may never have had it."""
     await store.append([append(messages=2)])
     for queue_id in ("q-1", "q-9"):
         await store.drop_queue(queue_id)

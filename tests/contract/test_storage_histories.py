@@ -73,8 +73,8 @@ class Stores:
         )
 
     def forget_refused(self, queue_id: str) -> None:
-        """Redis remembers what was refused of what is in flight, also when a gateway starts anew:
-        the others do not."""
+        """Forget refused messages in flight, which only Redis remembers when a gateway starts
+        again."""
 
         async def forget() -> None:
             keys = await ask(self.settings, "KEYS", f"{{{queue_id}}}:lo:*")
@@ -93,12 +93,12 @@ class Stores:
 
 
 async def _together(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """One store works while another one waits for its disk or its server."""
+    """Await all calls; one store works while another one waits for its disk or its server."""
     return await asyncio.gather(*calls)
 
 
 class Histories(RuleBasedStateMachine):
-    """One partition, three producers, two groups."""
+    """Histories of one partition, three producers, two groups."""
 
     stores: Stores
 
@@ -109,7 +109,7 @@ class Histories(RuleBasedStateMachine):
         self.model = Model()
 
     def each(self, call: str, *args: object, **named: object) -> Any:
-        """Call all storages; their answers are one."""
+        """Call all storages, check that their answers are equal, and return one."""
         assert self.stores.sqlite is not None
         stores = (self.stores.memory, self.stores.sqlite, self.stores.redis)
         calls = [getattr(store, call)(*args, **named) for store in stores]
@@ -157,7 +157,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(producer=st.integers(0, 2), first=st.integers(0, 12), count=st.integers(1, 6))
     def append_run(self, producer: int, first: int, count: int) -> None:
-        """What clients do: ascending sequences."""
+        """Append ascending sequences, as clients do."""
         self.append([Message(producer, n, min(first, 3)) for n in range(first, first + count)], 0)
 
     @rule(seconds=st.sampled_from([1, 400, 7200]))
@@ -179,7 +179,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.groups) < 2)
     @rule(kind=st.sampled_from(GROUPS))
     def create_group(self, kind: str) -> None:
-        """One that is there, or a new one: no id is used twice (R1)."""
+        """Create an existing group, or a new one: no id is used twice (R1)."""
         there = (one for one in self.model.groups if one.startswith(kind))
         group = next(there, None) or f"{kind}-{next(NUMBERS)}"
         self.each("create_group", group, self.queue_id, ["earliest"])
@@ -196,7 +196,7 @@ class Histories(RuleBasedStateMachine):
         del self.model.groups[group]
 
     def own(self, group: str, owner: bytes = b"one") -> None:
-        """Take over; the cursor is what the model says."""
+        """Take over as an owner, and check that the cursor equals the model's."""
         at = self.model.groups[group]
         before, owner = at.token[:OWNER_BYTES], owner.ljust(OWNER_BYTES)
         previous = at.epoch if before == owner else None

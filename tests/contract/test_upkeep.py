@@ -1,4 +1,5 @@
-"""The contract of `push.storage_port.Storage`: what operators drop and look at. Over every one."""
+"""The contract of `push.storage_port.Storage`: purges, and reads for operators. Over every
+storage."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ KEY = 0xFFFF_FFFF_FFFF_FFF1  # more than SQLite's integers hold
 
 
 async def retained(store: Storage) -> list[tuple[int, int, int, int]]:
-    """(start, end, messages, bytes) of each partition."""
+    """Return (start, end, messages, bytes) of each partition."""
     return [(s.start, s.end, s.messages, s.bytes) for s in await store.partitions("q-1")]
 
 
@@ -24,8 +25,8 @@ async def retained(store: Storage) -> list[tuple[int, int, int, int]]:
 
 
 async def test_a_purge_for_a_group_drops_what_it_had_not_settled(store: Storage) -> None:
-    """R12: what stands in side lines counts, what is settled above the floor does not; other
-    groups keep theirs, and so does retention."""
+    """R12: messages in side lines count, settled ones above the floor do not. Other groups keep
+    theirs, and so does retention."""
     await with_group(store, messages=6)
     await store.create_group("g-2", "q-1", ["earliest", "earliest"])
     await store.append([append(Partition("q-1", 1), messages=2)])
@@ -45,7 +46,7 @@ async def test_a_purge_for_a_group_drops_what_it_had_not_settled(store: Storage)
 
 
 async def test_a_purge_for_all_leaves_nothing_to_groups_and_readers(store: Storage) -> None:
-    """R2: offsets go on behind it; R12: the retention line moves, at once."""
+    """R2: offsets continue after it; R12: the retention line moves at once."""
     await with_group(store)
     for _ in range(3):
         await store.append([append(messages=4)])
@@ -71,7 +72,8 @@ async def test_a_purge_for_all_leaves_nothing_to_groups_and_readers(store: Stora
 
 @pytest.mark.bounds
 async def test_a_purge_makes_room_and_forgets_no_id(store: Storage) -> None:
-    """The queue's bounds count what is retained; what was published is still a duplicate (R8)."""
+    """The queue's bounds count retained messages; a purged message's id still makes a duplicate
+    (R8)."""
     await with_group(store)
     full = append(ids=["a", "b"], messages_max=2)
     assert await one(store, full) == [0, 1]
@@ -95,7 +97,8 @@ async def test_a_purge_of_what_is_not_there_changes_nothing(store: Storage) -> N
 
 
 async def test_purged_records_leave_the_file_in_slices(tmp_path: Path) -> None:
-    """R31: also when the broker was restarted in between, without any group, and retained."""
+    """R31: even if the broker was restarted in between, without any group, and if they were
+    retained."""
     path = tmp_path / "store.sqlite"
     store = await SqliteStorage.open(path, free_bytes_reserve=0)
     await store.create_queue("q-1", 1)
@@ -117,7 +120,7 @@ async def test_purged_records_leave_the_file_in_slices(tmp_path: Path) -> None:
     await store.close()
 
 
-# --- Standings ----------------------------------------------------------------------------------
+# --- States -------------------------------------------------------------------------------------
 
 
 async def test_where_messages_stand_is_said_for_each(store: Storage) -> None:
@@ -155,11 +158,11 @@ async def test_who_is_unknown_stands_nowhere(store: Storage) -> None:
     assert await store.standings(CursorPlace("g-1", Partition("q-9", 0)), 0, 0) == []
 
 
-# --- Looking at cursors and times --------------------------------------------------------------
+# --- Reading cursors and times ------------------------------------------------------------------
 
 
 async def test_a_cursor_can_be_looked_at_as_its_next_owner_finds_it(store: Storage) -> None:
-    """Without becoming one: the epoch stays, and what the owner writes counts (P7)."""
+    """The read does not take ownership: the epoch stays, and the owner's writes count (P7)."""
     await with_group(store, messages=8)
     assert await store.cursor(CursorPlace("nobody", P0)) is None
     await store.write_cursors(
@@ -195,7 +198,7 @@ async def test_the_first_offset_aside_is_told(store: Storage) -> None:
 
 
 async def test_when_what_stands_somewhere_was_published(store: Storage) -> None:
-    """Of the record that holds the offset, or of the next one that is retained."""
+    """The time of the record that holds the offset, or of the next one that is retained."""
     await with_group(store, messages=2)
     early, late = START_UNIX_S - 20, START_UNIX_S - 10
     await store.append([append(messages=3, published_unix_s=early)])

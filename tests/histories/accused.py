@@ -1,5 +1,5 @@
-"""Healthy histories, and such with one fault planted in the log of each, side by side in one folder
-of logs: what an audit of all of them must find, and what it must not."""
+"""Healthy histories, and ones with one fault planted in the log of each, in one folder of logs:
+what an audit of all of them must find, and what it must not."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from tests.memory import in_memory
 
 HOLE: Final = "hole"
 WAITING: Final = "waiting"
-"""Found, and no fault."""
+"""A finding that is no fault."""
 FILES: Final = ("missing_file", "damaged_file")
 SHORT: Final = (
     "behind_at_its_stop", "exhausted", "left_parked", "sought_back", "at_most_once",
@@ -28,7 +28,7 @@ SHORT: Final = (
 )  # fmt: skip
 """Healthy histories of the short form; the long one has all of them."""
 MIXED: Final = 12
-"""Random ones of the long form."""
+"""Number of random ones in the long form."""
 PLANTED_SHORT: Final = (
     ("lost_dispatched", "leases_that_end"), ("lost_settled", "behind_and_caught_up"),
     ("lost_message", "two_groups"), ("lost_certified", "without_keys"),
@@ -59,14 +59,14 @@ PLANTED: Final = (
 
 
 SMALL_BYTES: Final = 30_000
-"""Of a file, where one of the middle is wanted."""
+"""The size of a file, for a fault that needs a file in the middle."""
 RUNS_MAX: Final = 5
-"""Of a history, for a place to plant a fault in."""
+"""The most runs of a history until a fault has a place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One row of an audit."""
+    """A row of an audit."""
 
     what: str
     queue_id: str
@@ -76,23 +76,24 @@ class Finding:
     count: int
 
     def where(self) -> set[tuple[int, int]]:
-        """(partition, offset) of each message."""
+        """Return (partition, offset) of each message."""
         return {(self.partition, offset) for offset in range(self.first, self.first + self.count)}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A history, and its fault. None: it is healthy."""
+    """A history, and its fault; None if it is healthy."""
 
     name: str
     queue_ids: frozenset[str]
     gateways: frozenset[str]
     planted: Planted | None
     is_exact: bool = True
-    """Its fault is to be found as what it is, all of it; else as anything that is wrong there."""
+    """Whether its fault must be found as what it is, all of it; otherwise any finding there will
+    do."""
 
     def faults_of(self, certain: Sequence[Finding]) -> list[str]:
-        """What an audit says wrongly of it, by its certain findings in its queues."""
+        """Return what an audit says wrongly of it, by its certain findings in its queues."""
         planted = self.planted
         accused = [one for one in certain if one.what != HOLE]
         if planted is None or planted.what is None:
@@ -125,7 +126,7 @@ def _case(
 
 
 def healthy_cases(into: Path, *, is_whole: bool, seed: int = 1) -> list[Case]:
-    """Run them, and put their logs into folders of `into`."""
+    """Run healthy histories, and put their logs into folders of `into`."""
     made = []
     for name in HEALTHY if is_whole else SHORT:
         made.append(_case(name, logs_of(name, HEALTHY[name], seed, into), None))
@@ -139,7 +140,7 @@ def healthy_cases(into: Path, *, is_whole: bool, seed: int = 1) -> list[Case]:
 
 
 def planted_cases(into: Path, *, is_whole: bool, seed: int = 1) -> list[Case]:
-    """Run them, plant a fault in the log of each, and put them into folders of `into`."""
+    """Run histories, plant a fault in the log of each, and put them into folders of `into`."""
     made = []
     for fault, history in PLANTED if is_whole else PLANTED_SHORT:
         made.append(planted_case(into, fault, history, seed=seed))
@@ -147,7 +148,7 @@ def planted_cases(into: Path, *, is_whole: bool, seed: int = 1) -> list[Case]:
 
 
 def planted_case(into: Path, fault: str, history: str, *, seed: int) -> Case:
-    """This fault in the log of this history; it is run until there is a place for it."""
+    """Plant this fault in the log of this history, which runs until the fault has a place."""
     name = f"{fault}-{history}"
     for again in range(RUNS_MAX):
         file_bytes = SMALL_BYTES if fault in FILES else FILE_BYTES
@@ -161,8 +162,8 @@ def planted_case(into: Path, fault: str, history: str, *, seed: int) -> Case:
 
 
 def cases_of_any(into: Path, *, seed: int) -> list[Case]:
-    """Each fault in the log of each history in which there is a place for it; and each history
-    without one."""
+    """Return each history with each fault that has a place in it, and each history without a
+    fault."""
     made = []
     for history, fault in itertools.product(HEALTHY, (None, *FAULTS)):
         name = f"any-{fault}-{history}"
@@ -180,7 +181,7 @@ def cases_of_any(into: Path, *, seed: int) -> list[Case]:
 def wrong(
     cases: Sequence[Case], certain: Iterable[Finding], missing_files: Mapping[str, Sequence[int]]
 ) -> list[str]:
-    """What an audit of all these cases says wrongly, or does not say."""
+    """Return what an audit of all these cases says wrongly, or misses."""
     by_queue: dict[str, list[Finding]] = defaultdict(list)
     for one in certain:
         by_queue[one.queue_id].append(one)
@@ -200,7 +201,7 @@ def wrong(
 
 
 def findings_of(rows: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """The certain ones of an audit's rows."""
+    """Return the certain findings of an audit's rows."""
     return [
         Finding(
             row["what"], row["queue_id"], row["group"], row["partition"], row["first"], row["count"]

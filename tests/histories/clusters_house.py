@@ -19,18 +19,19 @@ from tests.mad import MadStorage
 
 
 class Servers(ShardedStorage):
-    """Its clusters, which are in memory, can be there for the broker after this one."""
+    """A storage over clusters in memory, which can outlive this broker."""
 
     stays = False
 
     async def close(self) -> None:
-        """See PlacedStorage."""
+        """Close the clusters, unless they stay."""
         if not self.stays:
             await super().close()
 
 
 class ClustersHouse(House):
-    """Of each queue every second partition is at the cluster b, unless `cycle` says otherwise."""
+    """A house whose clusters hold a queue's partitions alternately, unless `cycle` says
+    otherwise."""
 
     a: MadStorage
     b: MadStorage
@@ -42,7 +43,7 @@ class ClustersHouse(House):
         self.a, self.b = MadStorage(self.memory), MadStorage(MemoryStorage())
 
     async def open(self) -> None:
-        """As the house it is."""
+        """Open the broker over the clusters."""
         self.metadata = metadata = await open_catalog(self.folder)
         metadata.place_queues(lambda _queue_id, _settings: self.cycle)
 
@@ -58,12 +59,12 @@ class ClustersHouse(House):
         await self.broker.start()
 
     def outlive(self) -> None:
-        """Its clusters are there after it is stopped, as servers are."""
+        """Keep its clusters after it is stopped, as servers would be."""
         self.storage.stays = True
 
 
 def away(of: MadStorage, *only: str) -> None:
-    """It does not answer, and says so at once; of these calls, or of all."""
+    """Make a cluster refuse at once, for these calls, or for all."""
 
     def fail(name: str) -> Exception | None:
         is_meant = name in only if only else name not in {"on_certified", "close", "lane", "copies"}
@@ -75,7 +76,7 @@ def away(of: MadStorage, *only: str) -> None:
 def at_clusters(
     history: Callable[[ClustersHouse], Coroutine[Any, Any, None]],
 ) -> Callable[[Path], None]:
-    """A test in virtual time, of a house that it is given."""
+    """Make a test in virtual time from a history, which gets a house."""
 
     def test(tmp_path: Path) -> None:
         async def live() -> None:

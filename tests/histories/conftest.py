@@ -15,7 +15,7 @@ __all__ = ["tmp_path"]
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """For the stores. These histories end processes, not machines."""
+    """A folder for the stores. These histories end processes, not machines."""
     with in_memory() as made:
         yield made
 

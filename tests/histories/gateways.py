@@ -24,7 +24,7 @@ from tests.waiting import becomes
 
 
 class SharedMetadata(MadMetadata):
-    """One gateway's way to the catalog that all share. Notices can be lost."""
+    """One gateway's view of the catalog that all share. Notices can be lost."""
 
     is_shared = True
 
@@ -34,7 +34,7 @@ class SharedMetadata(MadMetadata):
         self.is_deaf = False
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
-        """As Metadata.on_membership_changed."""
+        """Register a listener, which misses notices while `is_deaf`."""
 
         def heard(group_id: str, generation: int) -> None:
             if not self.is_deaf:
@@ -43,7 +43,7 @@ class SharedMetadata(MadMetadata):
         self._all.append(heard)
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
-        """As the real one; and all hear of it."""
+        """Change a membership in the real catalog, and notify all."""
         changed: bool = await self._run(
             "change_membership", self.real.change_membership, (new,),
             {"expected_generation": expected_generation},
@@ -54,11 +54,11 @@ class SharedMetadata(MadMetadata):
         return changed
 
     async def close(self) -> None:
-        """The others go on."""
+        """Leave it open, because the others go on."""
 
 
 class SharedStorage(Mad):
-    """One gateway's way to the storage that all share; remembers who owned what."""
+    """One gateway's view of the storage that all share; it records owners."""
 
     def __init__(
         self, real: MemoryStorage, inbox: MemoryInbox, wake_ups: list[WakeUp],
@@ -74,7 +74,7 @@ class SharedStorage(Mad):
         self._wake_ups: list[WakeUp] = []
 
     def on_certified(self, wake_up: WakeUp) -> None:
-        """As Storage.on_certified."""
+        """Register a wake-up; wake-ups missed while `is_deaf` are kept."""
 
         def heard(partition: Partition, end: int) -> None:
             if self.is_deaf:
@@ -86,7 +86,7 @@ class SharedStorage(Mad):
         self._wake_ups.append(wake_up)
 
     def hear_again(self) -> None:
-        """A storage makes good itself what it could not tell."""
+        """Deliver missed wake-ups, as a storage does by itself."""
         self.is_deaf = False
         missed, self._missed = self._missed, {}
         for partition, end in missed.items():
@@ -94,17 +94,17 @@ class SharedStorage(Mad):
                 wake_up(partition, end)
 
     async def own(self, place: CursorPlace, **options: Any) -> Owned:
-        """As the real one."""
+        """Own a place in the real storage, and record it."""
         owned: Owned = await self._run("own", self.real.own, (place,), options)
         self.owned.append((place.partition.number, owned.epoch))
         return owned
 
     async def close(self) -> None:
-        """The others go on."""
+        """Leave it open, because the others go on."""
 
 
 class Gateway(House):
-    """One of them, with what a house can do."""
+    """A gateway of a town, with the abilities of a house."""
 
     def __init__(self, town: "Town", folder: Path, name: str) -> None:
         super().__init__(folder, "memory")
@@ -114,7 +114,7 @@ class Gateway(House):
         self.storage: SharedStorage
 
     async def open(self) -> None:
-        """It comes to the others."""
+        """Start it, and join the others."""
         town = self.town
         self.metadata = SharedMetadata(town.catalog, town.listeners)
         self.storage = SharedStorage(town.memory, town.inbox, town.wake_ups, town.owned)
@@ -124,14 +124,14 @@ class Gateway(House):
         await self.broker.start()
 
     def cut_off(self) -> None:
-        """Nothing that it asks of catalog or storage happens, until `come_back`."""
+        """Let none of its calls to catalog or storage happen, until `come_back`."""
         self.metadata.stall()
         self.storage.stall()
         self.storage.inbox.stall()
         self.metadata.is_deaf = self.storage.is_deaf = True
 
     def come_back(self) -> None:
-        """What it asked for happens now, and what it asks for from now on."""
+        """Let its waiting calls happen now, and later ones at once."""
         self.metadata.is_deaf = False
         self.metadata.well()
         self.storage.well()
@@ -139,11 +139,11 @@ class Gateway(House):
         self.storage.hear_again()
 
     def runtime(self, group: Group) -> GroupRuntime:
-        """The group here."""
+        """Return the group's state here."""
         return self.broker.groups.runtimes[group.group_id]
 
     async def consumer(self, group: Group, name: str = "", **options: Any) -> tuple[Session, Any]:
-        """A consumer of the group here, whose session has this name."""
+        """Add a consumer of the group here, whose session has this name."""
         session = Session(name or f"{self.name}-{next(self._names)}", options.pop("linger_s", 0.0))
         subscribed = self.broker.groups.consumer(
             session, 1, self.find(), group, options.pop("credit", 1000), **options
@@ -152,7 +152,7 @@ class Gateway(House):
         return session, subscribed
 
     def owns(self, group: Group) -> set[int]:
-        """Partitions that are served here."""
+        """Return the partitions that are served here."""
         runtime = self.broker.groups.runtimes.get(group.group_id)
         slots = runtime.slots if runtime is not None else {}
         return {number for number, slot in slots.items() if not slot.delivery.draining}
@@ -172,7 +172,7 @@ class Town:
         self.gateways: list[Gateway] = []
 
     async def open(self, count: int) -> None:
-        """So many gateways."""
+        """Start this many gateways."""
         self.catalog = await open_catalog(self.folder)
 
         def wake_all(partition: Partition, end: int) -> None:
@@ -184,14 +184,14 @@ class Town:
             await self.another()
 
     async def another(self) -> Gateway:
-        """One more."""
+        """Start another gateway."""
         gateway = Gateway(self, self.folder, f"g{len(self.gateways) + 1}")
         await gateway.open()
         self.gateways.append(gateway)
         return gateway
 
     async def group(self, partitions: int = 4, **settings: Any) -> Group:
-        """A queue with a group that all of them know."""
+        """Create a queue with a group that all of them know."""
         first = self.gateways[0]
         queue = await first.queue(partitions=partitions)
         group, _ = await first.broker.put_group(
@@ -200,7 +200,7 @@ class Town:
         return group
 
     async def shared(self, group: Group, *gateways: Gateway) -> None:
-        """Wait until each partition is served by one of these, each by its part."""
+        """Wait until each partition is served by one of these gateways, and each serves some."""
         wanted = gateways or tuple(self.gateways)
         count = len(self.gateways[0].find().members)
 
@@ -211,7 +211,7 @@ class Town:
         await becomes(is_shared)
 
     async def close(self) -> None:
-        """All go."""
+        """Stop all gateways."""
         for gateway in self.gateways:
             gateway.come_back()
             with suppress(TocsinError):
@@ -221,7 +221,7 @@ class Town:
 
 
 def town(count: int = 2) -> Callable[[Callable[[Town], Awaitable[None]]], Callable[[Path], None]]:
-    """A test of so many gateways, in virtual time."""
+    """Make a test of this many gateways, in virtual time."""
 
     def around(test: Callable[[Town], Awaitable[None]]) -> Callable[[Path], None]:
         def in_virtual_time(folder: Path) -> None:

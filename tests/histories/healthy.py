@@ -1,7 +1,6 @@
-"""Histories of healthy brokers, whose delivery logs must accuse nobody: whatever can happen to a
-message but a fault. Each is of a queue of its own, named as the history; `MIXED` are any of it at
-random.
-"""
+"""Histories of healthy brokers, whose delivery logs must accuse no gateway: everything that can
+happen to a message except a fault. Each has a queue of its own, named after the history. `mixed`
+combines them at random."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,18 +20,18 @@ HEALTHY: Final[dict[str, History]] = {}
 
 
 def healthy(history: History) -> History:
-    """One of HEALTHY."""
+    """Add a history to HEALTHY."""
     HEALTHY[history.__name__] = history
     return history
 
 
 def one_in(count: int, fate: Fate) -> Callable[[Random], Fate]:
-    """So many messages are acked but one."""
+    """Return a fate for one message in `count`; the others are acked."""
     return lambda random: fate if random.randrange(count) == 0 else "ack"
 
 
 async def pull(world: World, queue: Queue, group: Group, at: LoggedGateway, turns: int) -> None:
-    """Pull over HTTP, and ack, nack or forget what came."""
+    """Pull over HTTP, and ack, nack or forget the messages."""
     path = f"/v1/queues/{queue.name}/groups/{group.name}"
     async with at.http() as http:
         for _ in range(turns):
@@ -46,13 +45,13 @@ async def pull(world: World, queue: Queue, group: Group, at: LoggedGateway, turn
                     await http.post(f"{path}/{verb}", json={"receipts": [one["receipt"]]})
 
 
-# --- Groups that are behind ---------------------------------------------------------------------
+# --- Groups with a backlog ----------------------------------------------------------------------
 
 
 @healthy
 async def behind_at_its_stop(world: World) -> None:
-    """Credit for 20, ten handlers of up to 0.6 s, one message in ten nacked, 120 messages a second:
-    what was passed over for credit when the broker stops has not been given yet."""
+    """Credit for 20, ten handlers of up to 0.6 s, one message in ten nacked, 120 messages a second.
+    Messages passed over for lack of credit when the broker stops have not been given yet."""
     queue = await world.queue(partitions=4)
     group = await world.group_of(queue)
     await world.comes(
@@ -88,7 +87,7 @@ async def one_hot_key(world: World) -> None:
 
 @healthy
 async def nobody_was_there(world: World) -> None:
-    """Nobody consumes, then somebody does, in bursts of credit, then nobody."""
+    """No client consumes, then one does, in bursts of credit, then none."""
     queue = await world.queue()
     group = await world.group_of(queue)
     await world.publish(queue, 80)
@@ -100,7 +99,7 @@ async def nobody_was_there(world: World) -> None:
     await asyncio.sleep(0.5)
 
 
-# --- What handlers do ---------------------------------------------------------------------------
+# --- Handlers -----------------------------------------------------------------------------------
 
 
 @healthy
@@ -126,7 +125,7 @@ async def rejected(world: World) -> None:
 
 @healthy
 async def exhausted(world: World) -> None:
-    """Attempts run out, and what follows of the key goes on."""
+    """Attempts run out, and later messages of the key go on."""
     queue = await world.queue(attempts_max=2, backoff_s=0.1)
     group = await world.group_of(queue)
     await world.comes(queue, group, credit=30, fate=one_in(3, "nack"))
@@ -136,7 +135,7 @@ async def exhausted(world: World) -> None:
 
 @healthy
 async def leases_that_end(world: World) -> None:
-    """Handlers forget messages, begin and forget them, and prolong the leases of others."""
+    """Handlers forget messages, begin and forget them, and extend the leases of others."""
     queue = await world.queue(attempts_max=0)
     group = await world.group_of(queue, lease_s=1, lease_total_s=3)
 
@@ -152,7 +151,7 @@ async def leases_that_end(world: World) -> None:
 
 @healthy
 async def without_keys(world: World) -> None:
-    """Most messages have no key: order is of keys alone."""
+    """Most messages have no key, and so no order."""
     queue = await world.queue()
     group = await world.group_of(queue)
     await world.comes(queue, group, credit=15, fate=one_in(6, "nack"))
@@ -180,7 +179,7 @@ async def _decide(world: World, queue: Queue, group: Group, verb: Verb) -> None:
 
 @healthy
 async def left_parked(world: World) -> None:
-    """Keys are parked when the broker stops, and messages behind them were never given."""
+    """Keys are parked when the broker stops, and their later messages were never given."""
     queue, _ = await _park(world)
     await world.publish(queue, 50)
     await world.up[0].stop()
@@ -188,7 +187,7 @@ async def left_parked(world: World) -> None:
 
 @healthy
 async def parked_and_released(world: World) -> None:
-    """Released, retried and skipped in turns, until nothing is left."""
+    """Parked keys are released, retried and skipped in turns, until nothing is left."""
     queue, group = await _park(world)
     verbs: list[Verb] = ["retry", "release", "skip"]
     for number in range(60):
@@ -201,7 +200,7 @@ async def parked_and_released(world: World) -> None:
 
 @healthy
 async def parked_and_skipped(world: World) -> None:
-    """Skipped, with messages behind them."""
+    """Parked keys are skipped, with more messages of the keys waiting."""
     queue, group = await _park(world)
     for _ in range(6):
         await _decide(world, queue, group, "skip")
@@ -214,7 +213,7 @@ async def parked_and_skipped(world: World) -> None:
 
 @healthy
 async def paused(world: World) -> None:
-    """Paused and resumed, and paused when the broker stops."""
+    """A group is paused and resumed, and paused when the broker stops."""
     queue = await world.queue()
     group = await world.group_of(queue)
     await world.comes(queue, group, credit=20, fate=one_in(10, "nack"))
@@ -239,7 +238,7 @@ async def _seeks(world: World, queue: Queue, group: Group, *places: Any) -> None
 
 @healthy
 async def sought_back(world: World) -> None:
-    """Everything again, twice, and from an offset."""
+    """A group seeks everything again, twice, and then an offset."""
     queue = await world.queue()
     group = await world.group_of(queue)
     await world.comes(queue, group, credit=20, fate=one_in(10, "nack"))
@@ -249,7 +248,7 @@ async def sought_back(world: World) -> None:
 
 @healthy
 async def sought_forward(world: World) -> None:
-    """What was skipped was never given, and never settled."""
+    """Messages skipped by a seek were never given, and never settled."""
     queue = await world.queue()
     group = await world.group_of(queue)
     await world.comes(queue, group, credit=6, handle_s=(0, 0.4), fate=one_in(10, "nack"))
@@ -259,7 +258,7 @@ async def sought_forward(world: World) -> None:
 
 @healthy
 async def purged(world: World) -> None:
-    """The group, and then the whole queue, while it works."""
+    """The group, and then the whole queue, is purged while it works."""
     queue = await world.queue()
     group = await world.group_of(queue)
     await world.comes(queue, group, credit=6, handle_s=(0, 0.3), fate=one_in(10, "nack"))
@@ -272,8 +271,8 @@ async def purged(world: World) -> None:
 
 @healthy
 async def group_made_anew(world: World) -> None:
-    """Deleted while it is behind, and made under its name: it begins with everything that is
-    retained, or with what comes."""
+    """A group is deleted with a backlog, and created again under its name. It begins with
+    everything that is retained, or with new messages."""
     queue = await world.queue()
     for start in ("earliest", "latest", "earliest"):
         group = await world.group_of(queue, start=start)
@@ -289,7 +288,7 @@ async def group_made_anew(world: World) -> None:
 
 @healthy
 async def queue_made_anew(world: World) -> None:
-    """Deleted, and made under its name."""
+    """A queue is deleted, and created again under its name."""
     for _ in range(2):
         queue = await world.queue()
         group = await world.group_of(queue)
@@ -310,7 +309,7 @@ async def queue_made_anew(world: World) -> None:
 
 @healthy
 async def two_groups(world: World) -> None:
-    """Two that keep up and one that does not."""
+    """Two groups keep up and one does not."""
     queue = await world.queue()
     groups = [await world.group_of(queue, name) for name in ("fast", "slow", "third")]
     await world.comes(queue, groups[0], fate=one_in(10, "nack"))
@@ -322,7 +321,7 @@ async def two_groups(world: World) -> None:
 
 @healthy
 async def at_most_once(world: World) -> None:
-    """Settled before they are pushed; consumers come and go."""
+    """Messages are settled before they are pushed; consumers come and go."""
     queue = await world.queue()
     group = await world.group_of(queue, semantics="at_most_once")
     other = await world.group_of(queue, "other")
@@ -352,7 +351,7 @@ async def pulled(world: World) -> None:
 
 @healthy
 async def pulled_and_subscribed(world: World) -> None:
-    """Both, of one group, which is behind in the end."""
+    """Both consume for one group, which has a backlog in the end."""
     queue = await world.queue(attempts_max=0)
     group = await world.group_of(queue, lease_s=2)
     world.goes_on(pull(world, queue, group, world.up[0], 40))
@@ -380,7 +379,7 @@ async def read_again(world: World) -> None:
 
 @healthy
 async def over_long_poll(world: World) -> None:
-    """What is given waits for a poll."""
+    """Deliveries wait for a poll."""
     queue = await world.queue()
     group = await world.group_of(queue)
     await world.comes(queue, group, transport="long-poll", fate=one_in(10, "nack"), credit=20)
@@ -391,7 +390,7 @@ async def over_long_poll(world: World) -> None:
 
 @healthy
 async def clients_that_come_and_go(world: World) -> None:
-    """Consumers leave with what they hold, and others get it."""
+    """Consumers leave with their deliveries, and others get these."""
     queue = await world.queue(partitions=4)
     group = await world.group_of(queue)
     clients = [
@@ -412,7 +411,7 @@ async def clients_that_come_and_go(world: World) -> None:
     await world.settled(queue, group)
 
 
-# --- What ends without having been handled ------------------------------------------------------
+# --- Messages that end without being handled ----------------------------------------------------
 
 
 @healthy
@@ -429,7 +428,7 @@ async def expired(world: World) -> None:
 
 @healthy
 async def overflowing(world: World) -> None:
-    """The oldest move on, with and without a consumer."""
+    """The oldest messages move on, with and without a consumer."""
     queue = await world.queue(messages_max=40, overflow="dead_letter", retention_s=0)
     group = await world.group_of(queue)
     await world.publish(queue, 120)
@@ -451,8 +450,8 @@ async def full(world: World) -> None:
 
 @healthy
 async def dead_letters_full(world: World) -> None:
-    """Their queue takes no more for a while, also over a stop, and what is behind them of their
-    keys goes on."""
+    """The dead-letter queue is full for a while, also over a stop, and later messages of the keys
+    go on."""
     full = await world.queue(".full", partitions=1, messages_max=1, overflow="reject")
     await world.group_of(full)
     await world.publish_now(full, 1)
@@ -472,7 +471,7 @@ async def dead_letters_full(world: World) -> None:
 
 @healthy
 async def redriven(world: World) -> None:
-    """Dead letters go back, some of them twice, beside what comes."""
+    """Dead letters go back, some of them twice, beside new messages."""
     queue = await world.queue(attempts_max=1)
     group = await world.group_of(queue)
     await world.comes(queue, group, credit=30, fate=one_in(4, "nack"))
@@ -485,8 +484,8 @@ async def redriven(world: World) -> None:
 
 @healthy
 async def retained_for_nobody(world: World) -> None:
-    """A queue without groups is trimmed; a group that comes late begins with what is left, and is
-    trimmed behind."""
+    """A queue without groups is trimmed. A group that comes late begins with the rest, and settled
+    messages are trimmed."""
     queue = await world.queue(retention_s=2)
     await world.publish(queue, 100, rate=30)
     group = await world.group_of(queue)
@@ -521,7 +520,8 @@ async def sent_again(world: World) -> None:
 
 @healthy
 async def stopped_and_started(world: World) -> None:
-    """In an orderly way, three times, with clients that move and others that do not."""
+    """A gateway is stopped in an orderly way and started, three times, with clients that move and
+    others that do not."""
     queue = await world.queue()
     group = await world.group_of(queue)
     clients = [
@@ -544,7 +544,7 @@ async def stopped_and_started(world: World) -> None:
 
 @healthy
 async def killed(world: World) -> None:
-    """The only gateway, twice; the last lines of each are lost."""
+    """The only gateway is killed twice; the last lines of each are lost."""
     queue = await world.queue()
     group = await world.group_of(queue)
     client = await world.comes(queue, group, credit=20, fate=one_in(10, "nack"), handle_s=(0, 0.3))
@@ -557,7 +557,7 @@ async def killed(world: World) -> None:
 
 
 async def _two(world: World, **settings: Any) -> tuple[Queue, Group, list[Client]]:
-    """Two gateways with a consumer each, who share the partitions."""
+    """Start a second gateway, with a consumer at each; they share the partitions."""
     await world.another()
     queue = await world.queue(partitions=4, **settings)
     group = await world.group_of(queue)
@@ -586,7 +586,7 @@ async def partitions_that_move(world: World) -> None:
 
 @healthy
 async def one_of_two_stops(world: World) -> None:
-    """While it is behind; its client moves, and comes back when it is started again."""
+    """A gateway stops with a backlog. Its client moves, and returns when it is started again."""
     queue, group, clients = await _two(world)
     for _ in range(2):
         await world.publish(queue, 100, rate=300)
@@ -604,7 +604,7 @@ async def one_of_two_stops(world: World) -> None:
 
 @healthy
 async def both_stop_while_behind(world: World) -> None:
-    """One after the other."""
+    """Both gateways stop with a backlog, one after the other."""
     queue, _, _ = await _two(world)
     await world.publish(queue, 200, rate=400)
     for gateway in world.up:
@@ -614,7 +614,7 @@ async def both_stop_while_behind(world: World) -> None:
 
 @healthy
 async def one_of_two_is_killed(world: World) -> None:
-    """The other one takes over; the first one is started again."""
+    """The other gateway takes over; the killed one is started again."""
     queue, group, clients = await _two(world)
     await world.publish(queue, 100, rate=100)
     killed = world.up[0]
@@ -628,7 +628,7 @@ async def one_of_two_is_killed(world: World) -> None:
 
 @healthy
 async def one_of_two_is_cut_off(world: World) -> None:
-    """For a while its store and catalog do not answer; the other one takes over."""
+    """One gateway's store and catalog do not answer for a while; the other one takes over."""
     queue, group, clients = await _two(world)
     await world.publish(queue, 80)
     away, there = world.up
@@ -659,7 +659,7 @@ async def parked_at_two(world: World) -> None:
     await asyncio.sleep(5)
 
 
-# --- Any of it ----------------------------------------------------------------------------------
+# --- Random histories ---------------------------------------------------------------------------
 
 
 class _Mix:
@@ -672,7 +672,7 @@ class _Mix:
         self.groups: list[Group] = []
 
     async def begin(self) -> None:
-        """Settings and groups at random."""
+        """Choose settings and groups at random."""
         world, random = self.world, self.random
         if random.random() < 0.6:
             await world.another()
@@ -693,14 +693,14 @@ class _Mix:
             await self.join()
 
     async def publish(self) -> None:
-        """A few messages."""
+        """Publish a few messages."""
         ttl_s = self.random.choice([None, None, None, 1.0])
         await self.world.publish(
             self.queue, self.random.randint(1, 30), keyless=0.1, keys=10, ttl_s=ttl_s
         )
 
     async def join(self) -> None:
-        """A client, wherever."""
+        """Add a client at any gateway."""
         fates: list[Fate] = ["nack", "nack", "reject", "forget", "extend", "start"]
 
         def fate(random: Random) -> Fate:
@@ -713,13 +713,13 @@ class _Mix:
         )  # fmt: skip
 
     async def leave(self) -> None:
-        """A client goes."""
+        """Let a client leave."""
         there = [one for one in self.world.clients if one.consumer is not None]
         if there:
             self.random.choice(there).leave()
 
     async def stop(self) -> None:
-        """A gateway stops, or is killed, and is started again."""
+        """Stop or kill a gateway, and start it again."""
         world = self.world
         gateway = self.random.choice(world.up)
         is_killed = self.random.random() < 0.3
@@ -735,7 +735,7 @@ class _Mix:
             await client.come(self.random.choice([again, *world.up]), held=not is_killed)
 
     async def operate(self) -> None:
-        """An operator does something."""
+        """Act as an operator."""
         world, queue = self.world, self.queue
         at = self.random.choice(world.up)
         group = self.random.choice(self.groups)
@@ -759,7 +759,7 @@ class _Mix:
                 await _decide(world, queue, group, self.random.choice(verbs))
 
     async def go(self) -> None:
-        """All of it."""
+        """Play the history."""
         acts = [self.publish] * 8 + [self.join] * 2 + [self.leave] + [self.operate] * 2
         acts += [self.stop]
         for _ in range(25):
@@ -770,7 +770,7 @@ class _Mix:
 
 
 async def mixed(world: World) -> None:
-    """Any of it at random."""
+    """All acts at random."""
     mix = _Mix(world)
     await mix.begin()
     await mix.go()

@@ -1,4 +1,4 @@
-"""Histories of real broker processes, their sockets and the SDK, that are stopped, killed and
+"""Histories of real broker processes, their sockets and the SDK, which are stopped, killed and
 started again, and leave their delivery logs."""
 
 import asyncio
@@ -20,13 +20,13 @@ FEW: Final = {
     "TOCSIN_DELIVERY_LOG_FILE_BYTES": "65536", "TOCSIN_DELIVERY_LOG_FILE_S": "1",
     "TOCSIN_LOG_LEVEL": "warning", "TOCSIN_FREE_BYTES_RESERVE": "0",
 }  # fmt: skip
-"""Several files each."""
+"""Small files, so that there are several each."""
 KEYS: Final = 40
 Servers = list[Server]
 
 
 class People:
-    """Who publishes and who consumes, over real sockets; wherever they are they come again."""
+    """Producers and consumers, over real sockets; after each failure they connect again."""
 
     def __init__(self, queue: str, seed: int) -> None:
         self.queue = queue
@@ -36,7 +36,7 @@ class People:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def open(self, stack: AsyncExitStack, servers: Servers, *, credit: int) -> None:
-        """A client at each; the first one makes the queue."""
+        """Connect a client to each; the first one creates the queue."""
         for server in servers:
             client = await stack.enter_async_context(tocsin.connect(server.url))
             if server is servers[0]:
@@ -74,7 +74,7 @@ class People:
             await asyncio.gather(*[handle() for _ in range(4)])
 
     async def more(self, count: int) -> None:
-        """So much more is handled."""
+        """Wait until `count` more are handled."""
         until = self.handled + count
         await becomes(lambda: self.handled >= until or self._failed())
         for task in self.tasks:
@@ -85,14 +85,14 @@ class People:
         return any(task.done() for task in self.tasks)
 
     async def end(self) -> None:
-        """All go."""
+        """Stop all clients."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 async def killed_alone(servers: Servers, people: People) -> None:
-    """The only one is killed and started again, twice; it is behind when it is stopped."""
+    """The only one is killed and started again, twice; it has a backlog when it is stopped."""
     for _ in range(2):
         await people.more(150)
         await asyncio.to_thread(servers[0].kill)
@@ -102,8 +102,8 @@ async def killed_alone(servers: Servers, people: People) -> None:
 
 
 async def killed_beside_another(servers: Servers, people: People) -> None:
-    """One of two over one store is killed; the other one goes on, and is stopped when the first one
-    is there again."""
+    """One of two over one store is killed. The other one goes on, and is stopped when the first one
+    is ready again."""
     first, second = servers
     await people.more(200)
     await asyncio.to_thread(first.kill)

@@ -1,4 +1,4 @@
-"""The whole broker in this process, without sockets, and sessions that tell it what to do."""
+"""The whole broker in this process, without sockets, and sessions that use it directly."""
 
 import asyncio
 import itertools
@@ -42,20 +42,20 @@ from tests.gateway.asgi import client_of
 
 Frame = dict[str, Any]
 Place = tuple[int, int, int, int]
-"""(partition, epoch, push, offset): one delivery."""
+"""(partition, epoch, push, offset) of one delivery."""
 WAIT_S = 30.0
-"""Far more than anything takes; the machine may be busy."""
+"""Far more than anything takes, because the machine may be busy."""
 
 
 def offsets_of(push: Frame) -> list[int]:
-    """The offset of each message of a push."""
+    """Return the offset of each message of a push."""
     if "offsets" in push:
         return list(push["offsets"])
     return list(wire.offsets_of(push["offset"], len(push["messages"]), push.get("skips", [])))
 
 
 class Session:
-    """A link that keeps what it is sent, and knows what of it is a message."""
+    """A link that keeps its frames, and finds the messages in them."""
 
     principal = ANYBODY
     admission = LET_IN
@@ -86,13 +86,13 @@ class Session:
         self.is_in_transit = False
 
     def on_empty(self) -> None:
-        """As Link.on_empty."""
+        """Do nothing."""
 
     def on_moved(self) -> None:
         self.has_moved = True
 
     async def until(self, true: Callable[[], object]) -> None:
-        """Wait until something that frames change is true."""
+        """Wait until a condition that frames change is true."""
         async with asyncio.timeout(WAIT_S):
             while not true():
                 self._news.clear()
@@ -100,7 +100,7 @@ class Session:
 
     @property
     def given(self) -> list[tuple[Place, Any, int]]:
-        """(place, body, attempt) of every message that was pushed, in order."""
+        """Return (place, body, attempt) of every message that was pushed, in order."""
         return [
             (
                 (frame["partition"], frame["epoch"], frame["push"], offset),
@@ -114,7 +114,8 @@ class Session:
 
     @property
     def bodies(self) -> list[Any]:
-        """The bodies of every message that was pushed, to a consumer or a reader, in order."""
+        """Return the bodies of every message that was pushed, to a consumer or a reader, in
+        order."""
         return [
             message["body"]
             for frame in self.frames
@@ -123,22 +124,22 @@ class Session:
         ]
 
     async def get(self, count: int) -> list[Any]:
-        """Wait for so many messages in all; their bodies."""
+        """Wait for `count` messages in total; return their bodies."""
         await self.until(lambda: len(self.bodies) >= count)
         return self.bodies
 
     async def take(self, count: int) -> list[tuple[Place, Any, int]]:
-        """Wait for so many messages in all; see `given`."""
+        """Wait for `count` messages in total; return them in the form of `given`."""
         await self.until(lambda: len(self.given) >= count)
         return self.given
 
     def of_type(self, kind: str) -> list[Frame]:
-        """The frames of this type."""
+        """Return the frames of this type."""
         return [frame for frame in self.frames if frame["type"] == kind]
 
 
 def delivery(place: Place, last: int | None = None) -> list[list[int]]:
-    """The delivery list of one place, or of a range that begins there."""
+    """Return the delivery list of one place, or of a range that begins there."""
     return [[*place, place[3] if last is None else last]]
 
 
@@ -180,11 +181,11 @@ class House:
         await self.open()
 
     def http(self) -> httpx2.AsyncClient:
-        """Its HTTP interface, without a socket; to be entered."""
+        """Return an HTTP client of it, without a socket; to be entered."""
         return client_of(Application(self.broker, Authenticator(None)))
 
     async def queue(self, name: str = "orders", **settings: Any) -> Queue:
-        """A queue, of one partition unless told otherwise; one that is there gets the settings."""
+        """Create a queue, of one partition by default; an existing one gets the settings."""
         all_ = {"partitions": 1, "backoff_s": 0.01, "backoff_max_s": 0.01, **settings}
         queue, created = await self.broker.create_queue(ANYBODY, name, QueueSettings(**all_))
         return queue if created or not settings else await self.set_queue(name, **settings)
@@ -196,13 +197,13 @@ class House:
         return done[1]
 
     def find(self, name: str = "orders") -> Queue:
-        """The queue as it is now."""
+        """Return the queue in its present state."""
         return self.broker.find_queue(ANYBODY, name)
 
     async def group(
         self, queue: Queue, name: str = "billing", start: StartFrom | None = None, **settings: Any
     ) -> Group:
-        """A group. Durations may be shorter than the API allows, so that tests are."""
+        """Create a group. Durations may be shorter than the API allows, so that tests are short."""
         group, created = await self.broker.put_group(
             ANYBODY, queue, name, GroupSettings(**settings), start
         )
@@ -215,7 +216,7 @@ class House:
     def submit(
         self, queue: Queue, messages: Sequence[Message], **options: Any
     ) -> "asyncio.Future[PendingPublish]":
-        """Publish; the answer will come."""
+        """Publish; return a future of the answer."""
         answer: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
         publish = PendingPublish(queue, messages, answer.set_result, **options)
         self.broker.publisher.submit(publish)
@@ -224,7 +225,7 @@ class House:
     async def publish(
         self, queue: Queue, messages: Sequence[Message], **options: Any
     ) -> list[tuple[int, int, bool] | str]:
-        """Publish and wait: the place of each message, or its error's code."""
+        """Publish and wait; return the place of each message, or its error's code."""
         async with asyncio.timeout(WAIT_S):
             answer = await self.submit(queue, messages, **options)
         return codes(answer)
@@ -232,7 +233,7 @@ class House:
     async def subscribe(
         self, queue: Queue, group: Group, credit: int = 1000, session: Session | None = None
     ) -> tuple[Session, Consumer]:
-        """A consumer in a session of its own, or in this one."""
+        """Add a consumer in a session of its own, or in this one."""
         number = next(self._names)
         session = session or Session(f"s{number}")
         consumer = self.broker.groups.consumer(session, number, queue, group, credit)
@@ -242,7 +243,7 @@ class House:
     async def read(
         self, queue: Queue, credit: int = 1000, **options: Any
     ) -> tuple[Session, Reader]:
-        """A reader in a session of its own; `keys`, `start`, `position` as in `open`."""
+        """Add a reader in a session of its own; `keys`, `start`, `position` as in `open`."""
         number = next(self._names)
         session = Session(f"r{number}")
         options = {"keys": None, "start": None, "position": None, **options}
@@ -250,7 +251,7 @@ class House:
         return session, reader
 
     async def confirm(self, consumer: Consumer, deliveries: list[list[int]]) -> tuple[int, int]:
-        """A confirmed ack: (settled, number of stale lists), once it is durable."""
+        """Ack with confirmation; return (settled, number of stale lists), once it is durable."""
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         consumer.ack(deliveries, [], done.set_result)
         async with asyncio.timeout(WAIT_S):
@@ -259,13 +260,13 @@ class House:
         return settled.settled, len(settled.stale)
 
     async def lag(self, queue: Queue, group: Group) -> int:
-        """Messages that the group has not settled, durably."""
+        """Return the number of messages that the group has not settled, durably."""
         described = await self.broker.describe_group(ANYBODY, queue, group.name)
         return int(str(described["lag"]))
 
 
 def subscriptions_of(house: House, session: Session) -> Subscriptions:
-    """The subscriptions of a session without sockets, which may do everything."""
+    """Return the subscriptions of a session without sockets, which may do everything."""
     credential = SessionCredential(
         None,
         session.admission,
@@ -278,7 +279,7 @@ def subscriptions_of(house: House, session: Session) -> Subscriptions:
 
 
 class Socket:
-    """A client and its session, with an outlet that keeps what it is given."""
+    """A client and its session, with an outlet that keeps its frames."""
 
     transport: Transport | None = "websocket"
     address = UNKNOWN
@@ -293,8 +294,8 @@ class Socket:
         name: str = "s-1",
         admission: Admission | None = LET_IN,
     ) -> None:
-        """`around`: what it shares with other clients; without, it is alone at its gateway.
-        `admission` None: its `hello` owes a token."""
+        """`around`: the services that it shares with other clients; without, it is alone at its
+        gateway. `admission` None: its `hello` needs a token."""
         self.frames: list[Frame] = []
         self.close_code: Close | None = None
         self._news = asyncio.Event()
@@ -311,7 +312,7 @@ class Socket:
         return True
 
     def ping(self) -> None:
-        """As SessionTransport.ping."""
+        """Do nothing."""
 
     def taken_bytes(self) -> int | None:
         return None
@@ -319,17 +320,17 @@ class Socket:
     is_in_transit = False
 
     def lease_start(self, given_at: float) -> float | None:
-        """As Link.lease_start: everything arrives at once."""
+        """Return the same time: everything arrives at once."""
         return given_at
 
     def on_named(self, given_at: float) -> None:
-        """As Link.on_named."""
+        """Do nothing."""
 
     def pause_reading(self) -> None:
-        """As SessionTransport.pause_reading."""
+        """Do nothing."""
 
     def resume_reading(self) -> None:
-        """As SessionTransport.resume_reading."""
+        """Do nothing."""
 
     def close(self, close: Close) -> None:
         assert self.close_code is None
@@ -348,16 +349,16 @@ class Socket:
         self._news.set()
 
     def of_type(self, kind: str) -> list[Frame]:
-        """The frames of this type."""
+        """Return the frames of this type."""
         return [frame for frame in self.frames if frame["type"] == kind]
 
     def say(self, **frame: Any) -> None:
-        """A frame of the client."""
+        """Send a frame of the client."""
         now = asyncio.get_running_loop().time()
         self.session.receive(msgspec.json.encode(frame), now=now)
 
     async def until_true(self, true: Callable[[], object]) -> None:
-        """Wait until something that frames change is true."""
+        """Wait until a condition that frames change is true."""
         async with asyncio.timeout(WAIT_S):
             while not true():
                 self._news.clear()
@@ -386,19 +387,19 @@ class Socket:
 
 
 async def eventually(true: Callable[[], object]) -> None:
-    """Wait until something is true that no frame tells of."""
+    """Wait until a condition is true that no frame shows."""
     async with asyncio.timeout(WAIT_S):
         while not true():  # noqa: ASYNC110 (nobody sets an event for it)
             await asyncio.sleep(0.002)
 
 
 def never(reason: str) -> None:
-    """The storage's last word, in tests."""
+    """Fail the test, as the storage's `on_fatal`."""
     raise AssertionError(f"the storage gave up: {reason}")
 
 
 def codes(answer: PendingPublish) -> list[tuple[int, int, bool] | str]:
-    """The outcomes of a publish as (partition, offset, duplicate), errors by their code."""
+    """Return the outcomes of a publish as (partition, offset, duplicate), errors as their code."""
     return [
         outcome.code.name
         if isinstance(outcome, TocsinError)
@@ -408,10 +409,10 @@ def codes(answer: PendingPublish) -> list[tuple[int, int, bool] | str]:
 
 
 def message(body: object, key: str | None = "k", **fields: Any) -> Message:
-    """A message."""
+    """Return a message."""
     return Message(key=key, body=msgspec.Raw(msgspec.json.encode(body)), **fields)
 
 
 def numbered(count: int, key: str | None = "k", first: int = 0) -> list[Message]:
-    """Messages whose bodies are numbers."""
+    """Return messages whose bodies are numbers."""
     return [message(number, key) for number in range(first, first + count)]

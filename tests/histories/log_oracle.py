@@ -1,8 +1,8 @@
-"""What a delivery log says of every message, worked out line by line and without Spark: a second
-opinion on its audit, and the places at which a fault can be planted.
+"""An independent reading of a delivery log, message by message, line by line and without Spark: a
+check of its audit, and the places at which a fault can be planted.
 
-All lines of a history are by one clock, so they can be put in order. Lines that share the time of
-what came up to `SHARED_US` before them are the log's own inexactness.
+All lines of a history are by one clock, so they can be put in order. Events up to `SHARED_US` apart
+may share one time in the log; that is the log's own inexactness.
 """
 
 import base64
@@ -38,7 +38,7 @@ Place = tuple[str, str, int]
 
 
 class Read(NamedTuple):
-    """A line, and where it stands."""
+    """A line, with its file and number."""
 
     path: Path
     number: int
@@ -46,7 +46,7 @@ class Read(NamedTuple):
 
 
 def read_log(folders: Iterable[Path]) -> list[Read]:
-    """All lines of the finished files of these folders. Each file is whole."""
+    """Return all lines of the finished files of these folders. Each file must be whole."""
     found: list[Read] = []
     for folder in folders:
         for path in sorted(folder.iterdir()):
@@ -60,7 +60,7 @@ def read_log(folders: Iterable[Path]) -> list[Read]:
 
 
 def offsets_of(runs: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
-    """(partition, offset) of each message of these runs."""
+    """Yield (partition, offset) of each message of these runs."""
     for number, first, count in runs:
         for offset in range(first, first + count):
             yield number, offset
@@ -68,7 +68,7 @@ def offsets_of(runs: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int]
 
 @dataclass(slots=True)
 class Given:
-    """One delivery of one message: `back` and `final` are when it returned or came to its end."""
+    """A delivery of one message. Its ends are the times at which it returned or was finished."""
 
     at_us: int
     gateway: str
@@ -78,7 +78,7 @@ class Given:
 
 @dataclass(slots=True)
 class Epoch:
-    """One owner's time at a place."""
+    """The time of one owner at a place."""
 
     gateway: str
     group_id: str
@@ -88,27 +88,27 @@ class Epoch:
     positions: list[PositionLine] = field(default_factory=list)
 
     def has(self, gateway: str, at_us: int) -> bool:
-        """Whether what this gateway did then was done in it."""
+        """Whether an act of this gateway at this time was within it."""
         until = self.released.at_unix_us if self.released is not None else None
         since = self.owned.at_unix_us - SHARED_US
         return gateway == self.gateway and since <= at_us and (until is None or at_us <= until)
 
 
 class Log:
-    """What was read, by place."""
+    """The lines of a log, by place."""
 
     def __init__(self, reads: Sequence[Read]) -> None:
         self.reads = reads
         self.keys: dict[tuple[Partition, int], bytes] = {}
-        """(partition, offset) → the key's hash of what was certified there; empty: no key."""
+        """(partition, offset) → the hash of the certified message's key; empty for no key."""
         self.certified: dict[tuple[Partition, int], list[Read]] = defaultdict(list)
         self.given: dict[tuple[Place, int], list[Given]] = defaultdict(list)
         self.ended: dict[tuple[Place, int], list[tuple[int, str, Read]]] = defaultdict(list)
-        """(place, offset) → (when, outcome, line) of each settled line."""
+        """(place, offset) → (time, outcome, line) of each settled line."""
         self.epochs: dict[Place, list[Epoch]] = defaultdict(list)
         self.names: dict[str, str] = {}
         self.lossy: set[str] = set()
-        """Gateways of which lines are lost."""
+        """Gateways with lost lines."""
         for read in reads:
             line = read.line
             if isinstance(line, UnloggedLine):
@@ -149,7 +149,7 @@ class Log:
         epochs.append(Epoch(line.gateway, line.group_id, line.epoch, line, positions=[line]))
 
     def segments(self, place: Place) -> list[list[Epoch]]:
-        """Epochs of a place that follow each other without anything between them."""
+        """Return the consecutive epochs of a place, as segments without a gap."""
         rows: list[list[Epoch]] = []
         for epoch in sorted(self.epochs[place], key=lambda one: (one.group_id, one.number)):
             before = rows[-1][-1] if rows else None
@@ -164,12 +164,12 @@ class Log:
         return rows
 
     def faults(self) -> list[tuple[object, ...]]:
-        """What is not as it must be, where nothing was lost."""
+        """Return everything wrong in the log, where no lines were lost."""
         return [*self._positions(), *self._deliveries()]
 
     def _positions(self) -> Iterator[tuple[object, ...]]:
-        """A position below which more messages are not settled than it says, or fewer where its
-        epoch began with nothing passed and ended clean."""
+        """Yield each position below which more messages are unsettled than it says; or fewer, if
+        its epoch began with nothing passed and ended clean."""
         for place in self.epochs:
             for segment in self.segments(place):
                 first = segment[0].owned
@@ -181,7 +181,7 @@ class Log:
     def _wrong_in(
         self, place: Place, epoch: Epoch, first: PositionLine
     ) -> Iterator[tuple[object, ...]]:
-        """As `_positions`, of one epoch of a segment that begins with `first`."""
+        """Yield the wrong positions in one epoch of a segment that begins with `first`."""
         since = first.at_unix_us - SHARED_US
         for position in epoch.positions:
             if position.event == "owned":
@@ -199,8 +199,8 @@ class Log:
                 yield "position", position.queue, position, open_
 
     def _deliveries(self) -> Iterator[tuple[object, ...]]:
-        """A settled line of a delivery that nobody logged, or of one that has come to its end
-        already; one given again that had not come back."""
+        """Yield each settled line of a delivery without a line, or of a delivery already ended; and
+        each repeated delivery of a message that had not returned."""
         for (place, offset), ends in self.ended.items():
             gave = self.given.get((place, offset), [])
             for at, outcome, read in ends:
@@ -225,7 +225,7 @@ class Log:
 
 
 def given_us_of(line: SettledLine, number: int, offset: int) -> int | None:
-    """When the delivery was given that this line settles. None: that is not known."""
+    """Return the time of the delivery that this line settles; None if it is unknown."""
     for push in line.pushes:
         if (number, offset) in offsets_of(runs_of([push])):
             assert push[1] is None or isinstance(push[1], int)
@@ -234,7 +234,7 @@ def given_us_of(line: SettledLine, number: int, offset: int) -> int | None:
 
 
 def passed_over(log: Log) -> list[tuple[Place, int]]:
-    """Messages that nobody was given, below some that were: most of them wait."""
+    """Return messages that were never given, below some that were; most of them wait."""
     found: list[tuple[Place, int]] = []
     for place in log.epochs:
         given = {offset for at, offset in log.given if at == place}

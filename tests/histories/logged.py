@@ -1,4 +1,4 @@
-"""The delivery log of a house, kept in memory: what was written, line by line."""
+"""The delivery log of a house, kept in memory, line by line."""
 
 from typing import Any, TypeVar
 
@@ -28,15 +28,15 @@ class Kept(LogWriter):
         self.is_stopped = False
 
     def put(self, chunk: Chunk) -> None:
-        """Keep it."""
+        """Keep a chunk."""
         self.chunks.append(chunk)
 
     def stop(self, within_s: float) -> None:
-        """Note it."""
+        """Note the stop."""
         self.is_stopped = True
 
     def status(self) -> LogStatus:
-        """What was kept."""
+        """Return the status of the kept chunks."""
         return LogStatus(
             written_bytes=sum(chunk.bytes for chunk in self.chunks),
             waiting_bytes=self.waiting_bytes, is_failing=self.is_failing, unlogged=self.unlogged,
@@ -44,7 +44,7 @@ class Kept(LogWriter):
 
 
 def decoded(sink: Kept) -> list[Any]:
-    """Every line that it was handed."""
+    """Return every line that the writer received."""
     return [_DECODE(line) for chunk in sink.chunks for line in chunk.lines]
 
 
@@ -57,18 +57,18 @@ class Logged:
         self.log.begin(self.sink, "00000000000000aa")
 
     def lines(self) -> list[Any]:
-        """Everything that has a line, once the sockets were written."""
+        """Return every line, once the sockets were written."""
         self.log.on_flush()
         self.log._hand_over()
         return decoded(self.sink)
 
     def of(self, kind: type[T]) -> list[T]:
-        """The lines of a kind."""
+        """Return the lines of a kind."""
         return [line for line in self.lines() if isinstance(line, kind)]
 
 
 def offsets(lines: list[S]) -> list[tuple[int, int]]:
-    """(partition, offset) of every message of these lines, in order."""
+    """Return (partition, offset) of every message of these lines, in order."""
     return [
         (number, offset)
         for line in lines

@@ -1,8 +1,8 @@
-"""Gateways that share a store and log what they do: whole histories in virtual time, whose finished
-log files tell what happened. One clock tells all times, the loop's; each look at it takes some
-microseconds, so that no two things happen at once.
+"""Gateways that share a store and log their acts: whole histories in virtual time, which leave
+finished log files. All times come from one clock, the loop's. Each reading of it takes some
+microseconds, so that no two events have the same time.
 
-    World        the gateways of one history, who works with them, and their log files
+    World        the gateways of one history, their clients, and their log files
     Client       a subscription and its handlers, as an SDK runs them: of a key one at a time
 """
 
@@ -40,14 +40,14 @@ from tests.memory import in_memory
 from tests.waiting import becomes
 
 BASE_UNIX_S = 1_769_900_000.0
-"""2026-01-31 22:53:20 UTC: when every history begins."""
+"""2026-01-31 22:53:20 UTC, when every history begins."""
 FILE_BYTES = 200_000
-"""Of a log file: most gateways have one."""
+"""The size of a log file; most gateways have one."""
 GATHER_S = 0.05
-"""Acks wait so long for others."""
+"""Time that acks wait for others."""
 Fate = Literal["ack", "nack", "reject", "forget", "extend", "start"]
-"""What a handler does with a message. forget: nothing, its lease ends; start: the same, and it says
-that it has begun; extend: it prolongs its lease, and acks then."""
+"""A handler's act on a message. forget: nothing, its lease ends; start: the same, after a mark that
+it has begun; extend: it extends its lease, and acks then."""
 Where = tuple[int, int]
 
 
@@ -56,7 +56,7 @@ def _wall() -> float:
 
 
 class OneClock:
-    """Tells the loop's time, and never the same twice."""
+    """A clock of the loop's time, which never returns the same time twice."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seed: str) -> None:
         self._loop = loop
@@ -66,8 +66,8 @@ class OneClock:
         self._thread = threading.get_ident()
 
     def us(self) -> int:
-        """Microseconds of virtual time. Other threads look at it as it stands: when they do is
-        chance."""
+        """Return microseconds of virtual time. Other threads get the last value, because the moment
+        of their reading is chance."""
         if threading.get_ident() != self._thread:
             return self._last_us
         now_us = int((self._loop.time() - START_S) * 1_000_000)
@@ -75,39 +75,41 @@ class OneClock:
         return self._last_us
 
     def unix_ns(self) -> int:
-        """As time.time_ns."""
+        """Return unix nanoseconds, in place of time.time_ns."""
         return int(BASE_UNIX_S * 1_000_000_000) + self.us() * 1000
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """What the process's clocks tell, and its sources of chance: a seed gives much the same
-        history each time."""
+        """Replace the process's clocks and its sources of chance, so that a seed gives much the
+        same history each time."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "time", lambda: self.unix_ns() / 1e9)
             patch.setattr(time, "time_ns", self.unix_ns)
             patch.setattr(time, "monotonic_ns", lambda: self.us() * 1000)
             patch.setattr(os, "urandom", self._chance.randbytes)
-            patch.setattr(random, "_urandom", self._chance.randbytes)  # what `secrets` takes
+            patch.setattr(random, "_urandom", self._chance.randbytes)  # `secrets` takes this
             yield
 
 
 class OneThread(VirtualLoop):
-    """What would be done by another thread is done at once: when a thread is done is chance."""
+    """An event loop that runs other threads' work at once, because the end of a thread is
+    chance."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> "asyncio.Future[Any]":
-        """As in any loop, but here."""
+        """Run the function here and now."""
         done = self.create_future()
         try:
             done.set_result(func(*args))
-        except Exception as error:  # whoever asked is told
+        except Exception as error:  # the caller gets it
             done.set_exception(error)
         return done
 
 
 class LoggedGateway(Gateway):
-    """A gateway whose log is in files. `host`: the folder that it and those after it log to."""
+    """A gateway whose log is in files. `host`: the log folder that it shares with its
+    successors."""
 
     town: "World"
 
@@ -117,7 +119,7 @@ class LoggedGateway(Gateway):
         self.is_up = False
 
     async def open(self) -> None:
-        """As Gateway.open, with the log on."""
+        """Start the gateway with the log on."""
         town = self.town
         self.metadata = SharedMetadata(town.catalog, town.listeners)
         self.storage = SharedStorage(town.memory, town.inbox, town.wake_ups, town.owned)
@@ -138,15 +140,15 @@ class LoggedGateway(Gateway):
         return self.broker.delivery_log
 
     async def stop(self) -> None:
-        """As on SIGTERM, when the sessions have gone or not."""
+        """Stop as on SIGTERM, whether or not the sessions have gone."""
         self.is_up = False
         self.broker.leave()
         self.broker.pulls.drain()
         await super().stop()
 
     async def kill(self) -> None:
-        """As kill -9: what it asks for does not happen, what its log had not handed over is lost,
-        and its files stay as they are."""
+        """End as by kill -9: its pending calls do not happen, lines not yet handed to the writer
+        are lost, and its files stay as they are."""
         self.is_up = False
         log = self.log
         sink = log._writer
@@ -158,12 +160,12 @@ class LoggedGateway(Gateway):
         while sink.waiting_bytes:
             await asyncio.to_thread(time.sleep, 0.001)
         for part in (self.broker.config.data_dir / FOLDER).glob("*.part"):
-            os.utime(part, (time.time(), time.time()))  # when it was written last, by this clock
+            os.utime(part, (time.time(), time.time()))  # the time of its last write, by this clock
 
 
 @dataclass(slots=True, eq=False)
 class _Delivery:
-    """One message that a client was given."""
+    """A message that a client received."""
 
     partition: int
     epoch: int
@@ -173,12 +175,12 @@ class _Delivery:
     key: str | None
 
     def named(self) -> list[int]:
-        """As an ack names it."""
+        """Return its place, in the form of an ack."""
         return [self.partition, self.epoch, self.push, self.offset, self.offset]
 
 
 class Client(Session):
-    """A subscription and its handlers: see the module. It grants credit anew for what has ended."""
+    """A subscription and its handlers, which grants new credit for ended deliveries."""
 
     def __init__(
         self, world: "World", queue: Queue, group: Group, *, credit: int = 100, handlers: int = 4,
@@ -187,8 +189,8 @@ class Client(Session):
         delay_s: float | None = None, gather: int = 1, transport: Transport = "websocket",
         linger_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """`handle_s`: a handler takes between so many seconds. `fate`: what it does then; a nack
-        asks for `delay_s`. `gather`: so many acks are said at once."""
+        """`handle_s`: bounds of a handler's duration, in seconds. `fate`: its act then; a nack asks
+        for `delay_s`. `gather`: the number of acks sent at once."""
         super().__init__(f"{world.random.getrandbits(88):022x}", linger_s)
         self.transport = transport
         self._world = world
@@ -198,20 +200,21 @@ class Client(Session):
         self._gather = gather
         self._acks: list[list[int]] = []
         self._lines: dict[object, deque[_Delivery]] = {}
-        """By key: what it holds, in order. One key has one handler."""
+        """Key → its deliveries, in order. A key has one handler."""
         self._ready: asyncio.Queue[object] = asyncio.Queue()
         self._busy: set[object] = set()
         """Keys that have a handler, or wait for one."""
         self._ended = 0
-        """Messages that are not held any more."""
+        """Number of messages that are not held any more."""
         self.gateway: LoggedGateway | None = None
         self.consumer: Any = None
         self._handlers = [world.goes_on(self._handle()) for _ in range(handlers)]
 
-    # --- Where it is -----------------------------------------------------------------------------
+    # --- Its place -------------------------------------------------------------------------------
 
     async def come(self, gateway: LoggedGateway, *, held: bool = False) -> None:
-        """Subscribe there. `held`: it says what it holds of a gateway before (R22)."""
+        """Subscribe at a gateway. `held`: it reports deliveries held from a gateway before
+        (R22)."""
         self.gateway, self._ended = gateway, 0
         queue = gateway.find(self._queue.name)
         group = gateway.broker.metadata.find_group(ANYBODY, queue, self._group.name)
@@ -223,14 +226,14 @@ class Client(Session):
         self.consumer = consumer
         await consumer.join()
         if held:
-            await asyncio.sleep(0)  # it is opened
+            await asyncio.sleep(0)  # the subscription opens
             holds = [one.named() for line in self._lines.values() for one in line]
             lost = consumer.hold(0, holds)
             for one in lost if isinstance(lost, list) else await lost:
                 self._drop(one)
 
     def leave(self, *, moves: bool = False) -> None:
-        """Go; what it holds returns, unless it `moves`."""
+        """Leave; held deliveries return, unless it `moves`."""
         if self.consumer is not None and not self.consumer.left:
             self.consumer.leave(moves=moves)
         if not moves:
@@ -238,18 +241,18 @@ class Client(Session):
         self.consumer = None
 
     def lose(self) -> None:
-        """Its gateway is gone, and has not said anything."""
+        """Note that its gateway has ended without a word."""
         self.consumer = None
 
     def end(self) -> None:
-        """Work no more."""
+        """Stop all handlers."""
         for task in self._handlers:
             task.cancel()
 
-    # --- What it is sent -------------------------------------------------------------------------
+    # --- Frames to it ----------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        """As Link.send."""
+        """Keep a frame, and handle its messages."""
         super().send(frame)
         one = self.frames[-1]
         gateway = self.gateway
@@ -294,7 +297,7 @@ class Client(Session):
             line.clear()
         self._acks.clear()
 
-    # --- What it does ----------------------------------------------------------------------------
+    # --- Its acts --------------------------------------------------------------------------------
 
     async def _handle(self) -> None:
         random = self._world.random
@@ -355,7 +358,7 @@ class Client(Session):
 
 
 class World(Town):
-    """One history: its gateways, its clients, its files."""
+    """The gateways, clients and files of one history."""
 
     def __init__(self, folder: Path, name: str, seed: int, file_bytes: int) -> None:
         super().__init__(folder)
@@ -368,15 +371,15 @@ class World(Town):
         self.tasks: list[asyncio.Task[None]] = []
         self.published = 0
         self.killed: list[str] = []
-        """Gateways that were."""
+        """Gateways that were killed."""
 
     @property
     def up(self) -> list[LoggedGateway]:
-        """Gateways that work."""
+        """Return the gateways that work."""
         return [one for one in cast(list[LoggedGateway], self.gateways) if one.is_up]
 
     async def another(self, host: str = "") -> LoggedGateway:
-        """One more; where `host` is given, in the place of one that was there."""
+        """Start another gateway; with `host`, in the place of a former one."""
         number = len(self.gateways) + 1
         gateway = LoggedGateway(self, self.folder, f"g{number}", host or f"host{number}")
         await gateway.open()
@@ -384,7 +387,7 @@ class World(Town):
         return gateway
 
     async def queue(self, name: str = "", at: LoggedGateway | None = None, **more: Any) -> Queue:
-        """A queue of this history; known to all gateways."""
+        """Create a queue of this history, which all gateways know."""
         settings = {"partitions": 2, "retention_s": 3600, "backoff_s": 0.5, "backoff_max_s": 2.0}
         at = at or self.up[0]
         return await at.queue(self.name + name, **{**settings, **more})
@@ -392,19 +395,19 @@ class World(Town):
     async def group_of(
         self, queue: Queue, name: str = "billing", start: Any = None, **settings: Any
     ) -> Group:
-        """A group of a queue."""
+        """Create a group of a queue."""
         made = GroupSettings(**settings)
         group, _ = await self.up[0].broker.put_group(ANYBODY, queue, name, made, start)
         return group
 
     def client(self, queue: Queue, group: Group, **options: Any) -> "Client":
-        """A client that is not there yet."""
+        """Make a client that has not subscribed yet."""
         made = Client(self, queue, group, **options)
         self.clients.append(made)
         return made
 
     async def comes(self, queue: Queue, group: Group, **options: Any) -> "Client":
-        """A client at a gateway, the first one unless told otherwise."""
+        """Make a client at a gateway, by default the first one."""
         at = options.pop("at", None) or self.up[0]
         made = self.client(queue, group, **options)
         await made.come(at)
@@ -414,7 +417,7 @@ class World(Town):
         self, queue: Queue, count: int, *, rate: float = 100.0, batch: int = 5, keys: int = 12,
         keyless: float = 0.0, at: LoggedGateway | None = None, **fields: Any,
     ) -> None:  # fmt: skip
-        """So many messages, some at a time; of `keys` keys, a part without any."""
+        """Publish `count` messages, some at a time; of `keys` keys, a part without any."""
         left = count
         while left:
             size = min(left, self.random.randint(1, batch))
@@ -426,7 +429,7 @@ class World(Town):
         self, queue: Queue, count: int, *, keys: int = 12, keyless: float = 0.0,
         at: LoggedGateway | None = None, **fields: Any,
     ) -> list[Message]:  # fmt: skip
-        """At once, through any gateway."""
+        """Publish at once, through any gateway."""
         random = self.random
         made = []
         for _ in range(count):
@@ -439,19 +442,19 @@ class World(Town):
     async def send(
         self, queue: Queue, messages: Sequence[Message], at: LoggedGateway | None = None
     ) -> None:
-        """Publish these, with the log of it."""
+        """Publish these messages, with their log lines."""
         at = at or self.random.choice(self.up)
         origin = at.log.internal_origin(queue, len(messages))
         await at.publish(queue, messages, origin=origin)
 
     def goes_on(self, work: Any) -> asyncio.Task[None]:
-        """Beside the rest of the history, to its end."""
+        """Run work beside the rest of the history, to its end."""
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self.tasks.append(task)
         return task
 
     async def kill(self, gateway: LoggedGateway) -> None:
-        """As kill -9; its clients notice."""
+        """Kill a gateway as by kill -9; its clients notice."""
         self.killed.append(gateway.name)
         await gateway.kill()
         for client in self.clients:
@@ -468,7 +471,7 @@ class World(Town):
         await becomes(are, 600)
 
     async def close(self) -> None:
-        """Whoever is still there goes, in an orderly way."""
+        """Stop all remaining clients and gateways, in an orderly way."""
         for task in self.tasks:
             task.cancel()
         ended = await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -482,7 +485,7 @@ class World(Town):
             raise one
 
     async def abandon(self) -> None:
-        """What was killed ends, and its log knows nothing of it."""
+        """End the killed gateways, whose logs get no more lines."""
         for gateway in cast(list[LoggedGateway], self.gateways):
             if gateway.name in self.killed:
                 gateway.come_back()

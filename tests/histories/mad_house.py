@@ -12,13 +12,13 @@ from tests.mad import MadMetadata, MadStorage
 
 
 class MadHouse(House):
-    """Both are well until told otherwise."""
+    """A house with both, which work well unless told to fail."""
 
     metadata: MadMetadata
     storage: MadStorage
 
     async def open(self) -> None:
-        """As the house it is."""
+        """Open the broker over them."""
 
         def around_metadata(real: Metadata) -> Metadata:
             self.metadata = MadMetadata(real)
@@ -33,17 +33,17 @@ class MadHouse(House):
 
     @property
     def guard(self) -> dict[str, Any]:
-        """What the guard of the metadata says of itself."""
+        """Return the state of the metadata's guard."""
         return self.broker.metadata.facts()
 
     async def settled(self, session: Session, consumer: Any, count: int) -> None:
-        """Wait for so many messages in all and settle the last one."""
+        """Wait for `count` messages in total and settle the last one."""
         place = (await session.take(count))[-1][0]
         assert await self.confirm(consumer, [[*place, place[3]]]) == (1, 0)
 
 
 def mad(test: Callable[[MadHouse], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
-    """A test in virtual time, with the patience that ships. In the end both are well."""
+    """Make a test in virtual time, with the shipped timeouts. In the end both work well."""
 
     def in_virtual_time(folder: Path) -> None:
         async def main() -> None:

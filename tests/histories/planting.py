@@ -1,7 +1,6 @@
 """Faults planted in the logs of healthy histories: a line lost, doubled or moved in time, a file
 lost or damaged. Each is planted where the log can prove it, at random among all such places, and
-the file's last line is right again.
-"""
+the file's last line is made right again."""
 
 import json
 import zlib
@@ -38,23 +37,23 @@ Where = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A fault, and what must be found of it."""
+    """A fault, and its expected findings."""
 
     kind: str
     what: str | None
-    """The finding. None: nothing certain may be found, only what is missing."""
+    """The finding. None: nothing certain may be found, only missing lines."""
     queue: str
     group: str | None
     offsets: frozenset[Where]
-    """Each of these must be found."""
+    """The messages that must all be found."""
     touched: frozenset[Where]
-    """Other certain findings may be about these, and in this queue about no others."""
+    """The only messages of this queue that other certain findings may concern."""
     file: Path | None = None
-    """The one that is missing, or damaged."""
+    """The file that is missing, or damaged."""
 
 
 def rewrite(path: Path, changes: dict[int, list[dict[str, Any]]]) -> None:
-    """Put other lines in the places of these; none: it is lost."""
+    """Replace lines of a file by others; by none if they are lost."""
     *body, last = path.read_bytes().splitlines(keepends=True)
     lines: list[bytes] = []
     for number, raw in enumerate(body):
@@ -70,13 +69,14 @@ def rewrite(path: Path, changes: dict[int, list[dict[str, Any]]]) -> None:
 
 
 def raw(read: Read) -> dict[str, Any]:
-    """A line as it stands in its file."""
+    """Return a line as it is in its file."""
     found: dict[str, Any] = json.loads(read.path.read_bytes().splitlines()[read.number])
     return found
 
 
 class Planter:
-    """The log of one history, in which one fault is planted. `only`: the gateway at which."""
+    """A planter of one fault in the log of one history. `only`: the gateway whose lines it
+    changes."""
 
     def __init__(self, folders: Iterable[Path], random: Random, only: str | None = None) -> None:
         self.log = Log(read_log(folders))
@@ -86,7 +86,7 @@ class Planter:
     # --- Places ----------------------------------------------------------------------------------
 
     def _reads(self, kind: type[Any]) -> list[Read]:
-        """Lines of this kind, of gateways of which nothing is lost, in random order."""
+        """Return lines of this kind, of gateways without lost lines, in random order."""
         found = [
             read for read in self.log.reads
             if isinstance(read.line, kind) and read.line.gateway not in self.log.lossy
@@ -96,12 +96,12 @@ class Planter:
         return found
 
     def _segment(self, place: Place, gateway: str, at_us: int) -> tuple[list[Epoch], int] | None:
-        """Epochs that follow each other, and which of them this was done in. None: nobody can
-        tell, or some of their lines are lost."""
+        """Return consecutive epochs, and which of them contains an act. None if this is uncertain,
+        or some of their lines are lost."""
         for segment in self.log.segments(place):
             for index, epoch in enumerate(segment):
                 if epoch.has(gateway, at_us):
-                    if self.log.lossy:  # what is certain then is so within an epoch
+                    if self.log.lossy:  # only findings within an epoch are certain then
                         return [epoch], 0
                     return segment, index
         return None
@@ -135,7 +135,7 @@ class Planter:
     # --- Lost ------------------------------------------------------------------------------------
 
     def lost_dispatched(self) -> Planted | None:
-        """A line of what was given out and settled as given then."""
+        """Remove a line of deliveries that were settled as given then."""
         for read in self._reads(DispatchedLine):
             line, at = read.line, list(offsets_of(read.line.runs))
             if line.group is None:
@@ -155,7 +155,8 @@ class Planter:
         )
 
     def lost_settled(self) -> Planted | None:
-        """A line of what came to its end, where a later position says that nothing is open."""
+        """Remove a line of acked deliveries, before a later position that says that nothing is
+        open."""
         for read in self._reads(SettledLine):
             line, at = read.line, list(offsets_of(read.line.runs))
             if line.outcome != "acked":
@@ -172,7 +173,7 @@ class Planter:
         return None
 
     def _given_in_epoch(self, place: Place, offset: int, read: Read) -> bool:
-        """Whether what this line ends was given in the same epoch, as it says."""
+        """Whether the deliveries that a line ends were given in the same epoch, as it says."""
         given_us = given_us_of(read.line, place[2], offset)
         if given_us is None:
             return False
@@ -181,7 +182,8 @@ class Planter:
         return given is not None and ended is not None and given == ended
 
     def lost_message(self) -> Planted | None:
-        """Every line of one message that was given once and acked: passed over by its group."""
+        """Remove every line of one message that was given once and acked: it looks passed over by
+        its group."""
         for read in self._reads(SettledLine):
             line = read.line
             if line.outcome != "acked":
@@ -199,7 +201,7 @@ class Planter:
         return None
 
     def _drop(self, reads: Iterable[Read], number: int, offset: int) -> None:
-        """Cut one message out of these lines."""
+        """Remove one message from these lines."""
         changes: dict[Path, dict[int, list[dict[str, Any]]]] = defaultdict(dict)
         for read in reads:
             one = raw(read)
@@ -218,7 +220,7 @@ class Planter:
             rewrite(path, lines)
 
     def lost_certified(self) -> Planted | None:
-        """A line of what was stored, with more before it and behind it."""
+        """Remove a line of stored messages that has others before it and after it."""
         stored: dict[tuple[str, int], set[int]] = defaultdict(set)
         for partition, offset in self.log.certified:
             stored[partition].add(offset)
@@ -238,7 +240,7 @@ class Planter:
         return None
 
     def _duplicates(self) -> set[tuple[str, Where]]:
-        """Places of originals that were sent again."""
+        """Return the places of originals that were sent again."""
         return {
             (read.line.queue_id, where)
             for read in self.log.reads
@@ -247,15 +249,15 @@ class Planter:
         }
 
     def lost_position(self) -> Planted | None:
-        """A line of where a group stands: nothing is wrong with the messages."""
+        """Remove a line of a group's position; no message is wrong then."""
         for read in self._reads(PositionLine):
             rewrite(read.path, {read.number: []})
             return self._planted("lost_position", None, read.line, [])
         return None
 
     def lost_beginning(self) -> Planted | None:
-        """The first line of an epoch that has others: what its gateway did in it seems to be of
-        another one, or of none."""
+        """Remove the first line of an epoch that has others. Its gateway's acts then seem to belong
+        to another epoch, or to none."""
         for read in self._reads(PositionLine):
             line = read.line
             epochs = self.log.epochs[line.queue_id, line.group, line.partition]
@@ -268,7 +270,7 @@ class Planter:
     # --- Doubled ---------------------------------------------------------------------------------
 
     def doubled_certified(self) -> Planted | None:
-        """Two lines of the same messages."""
+        """Double a line of stored messages."""
         for read in self._reads(CertifiedLine):
             at = list(offsets_of(read.line.runs))
             if at:
@@ -277,11 +279,11 @@ class Planter:
         return None
 
     def doubled_dispatched(self) -> Planted | None:
-        """Given twice at once."""
+        """Double a delivery at the same time."""
         return self._again("doubled_dispatched", 0)
 
     def given_again(self) -> Planted | None:
-        """Given again a little later, without having come back."""
+        """Repeat a delivery a little later, although the message had not returned."""
         return self._again("given_again", 1_000)
 
     def _again(self, kind: str, later_us: int) -> Planted | None:
@@ -297,8 +299,8 @@ class Planter:
         return None
 
     def _is_given_once(self, line: DispatchedLine, where: Where, later_us: int) -> bool:
-        """Whether it is this one delivery, of an epoch that goes on, and nothing that came back
-        explains another one."""
+        """Whether it is the only delivery, of an epoch that goes on, and no return explains another
+        one."""
         place = (line.queue_id, str(line.group), where[0])
         ends = self._ends(place, where[1])
         later = self._segment(place, line.gateway, line.dispatched_unix_us + later_us + 1_000)
@@ -310,7 +312,7 @@ class Planter:
         )
 
     def doubled_settled(self) -> Planted | None:
-        """Acked twice, as one delivery."""
+        """Double an ack, as of one delivery."""
         for read in self._reads(SettledLine):
             line, at = read.line, list(offsets_of(read.line.runs))
             if line.outcome == "acked" and all(
@@ -324,7 +326,7 @@ class Planter:
     # --- Moved in time ---------------------------------------------------------------------------
 
     def swapped_dispatched(self) -> Planted | None:
-        """First deliveries of two messages of one key exchange their times."""
+        """Exchange the times of the first deliveries of two messages of one key."""
         for (place, _), line in self._singles().items():
             for (first, one), (second, other) in pairwise(line):
                 if one is None or other is None:
@@ -347,7 +349,7 @@ class Planter:
         return None
 
     def _is_fresh(self, place: Place, offset: int, gateway: str, at_us: int) -> bool:
-        """Whether no owner before can have given this, or settled it, in lines that are lost."""
+        """Whether no owner before can have given this, or settled it, in lost lines."""
         found = self._segment(place, gateway, at_us)
         if found is None:
             return False
@@ -355,8 +357,8 @@ class Planter:
         return not self.log.lossy or offset >= max(owned.frontier, owned.ahead or 0)
 
     def _singles(self) -> dict[tuple[Place, bytes], list[tuple[int, Read | None]]]:
-        """By place and key, in random order: the messages of a key. None instead of a line: it was
-        given more than once, not acked, or with others."""
+        """Return, by place and key, in random order, the messages of a key. None instead of a line:
+        it was given more than once, not acked, or with others."""
         found: dict[tuple[Place, bytes], list[tuple[int, Read | None]]] = defaultdict(list)
         for (partition, offset), key in sorted(self.log.keys.items(), key=lambda one: one[0][1]):
             for place in self.log.epochs if key else ():
@@ -370,7 +372,7 @@ class Planter:
         return dict(self._shuffled(found))
 
     def _is_alone(self, read: Read) -> bool:
-        """Whether this line is of one message, and of a gateway of which nothing is lost."""
+        """Whether this line is of one message, and of a gateway without lost lines."""
         line = read.line
         return (
             sum(count for _, _, count in line.runs) == 1
@@ -382,7 +384,7 @@ class Planter:
         rewrite(read.path, {read.number: [raw(read) | {name: value}]})
 
     def swapped_certified(self) -> Planted | None:
-        """Two lines of neighbouring offsets exchange their times."""
+        """Exchange the times of two lines of neighbouring offsets."""
         by_first = {}
         for read in self._reads(CertifiedLine):
             if len(read.line.runs) == 1 and read.line.certified_unix_us is not None:
@@ -403,7 +405,7 @@ class Planter:
         return None
 
     def settled_early(self) -> Planted | None:
-        """An ack is earlier than its delivery."""
+        """Make an ack earlier than its delivery."""
         for read in self._reads(SettledLine):
             line, at = read.line, list(offsets_of(read.line.runs))
             given = [given_us_of(line, *where) for where in at]
@@ -424,7 +426,7 @@ class Planter:
         return None
 
     def overtaking(self) -> Planted | None:
-        """The next message of a key is given while an earlier one is back and waits."""
+        """Give the next message of a key while an earlier one has returned and waits."""
         for (place, offset), ends in self._shuffled(self.log.ended):
             key = self.log.keys.get(((place[0], place[2]), offset), b"")
             backs = [(at, read) for at, outcome, read in ends if outcome == "nacked"]
@@ -465,8 +467,8 @@ class Planter:
         return items
 
     def given_at_the_next_owner(self) -> Planted | None:
-        """What one gateway settled before it released its epoch in an orderly way, another one
-        gives again."""
+        """Repeat at the next gateway a delivery that one gateway settled before it released its
+        epoch in an orderly way."""
         for place in self.random.sample(list(self.log.epochs), len(self.log.epochs)):
             for segment in self.log.segments(place):
                 for before, after in pairwise(segment):
@@ -517,7 +519,7 @@ class Planter:
         return self.random.choice(chosen) if chosen else None
 
     def missing_file(self) -> Planted | None:
-        """One of the middle."""
+        """Remove a file from the middle."""
         path = self._middle_file()
         if path is None:
             return None
@@ -526,7 +528,7 @@ class Planter:
         return Planted("missing_file", None, line.queue, None, frozenset(), frozenset(), path)
 
     def damaged_file(self) -> Planted | None:
-        """A digit of one line is another one."""
+        """Change a digit of one line."""
         path = self._middle_file()
         if path is None:
             return None

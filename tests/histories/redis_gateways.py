@@ -1,4 +1,4 @@
-"""Several brokers in this process over one real Redis or Valkey, as several gateways are."""
+"""Several brokers in this process over one real Redis or Valkey, like several gateways."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +23,14 @@ INCARNATION = "incarnation-1"
 
 @contextmanager
 def a_server() -> Iterator[Node]:
-    """One whose files need outlive nothing: kill -9 and power loss are not for its tests."""
+    """Run a server whose files need not outlive it, because its tests have no kill -9 and no power
+    loss."""
     with in_memory() as folder, single(binaries()[0], folder) as started:
         yield started
 
 
 async def emptied(node: Node) -> str:
-    """The URL of this server, without replicas, as when it was new."""
+    """Empty a server, and return its URL, without replicas, as if it were new."""
     node.ask("FLUSHALL")
     url = f"redis://{node.address}:{node.port}"
     (part,) = await parse(url).parts()
@@ -41,8 +42,8 @@ async def emptied(node: Node) -> str:
 
 
 class Gateway(House):
-    """One of them, which can be stopped and opened again. It shares nothing with the others but the
-    store; `folder` is its own."""
+    """A gateway that can be stopped and opened again. It shares only the store with the others;
+    `folder` is its own."""
 
     def __init__(self, folder: Path, url: str) -> None:
         super().__init__(folder, "redis")
@@ -53,12 +54,13 @@ class Gateway(House):
         self.broker = await Broker.open(self._config, on_fatal=never)
 
     async def restart(self) -> None:
-        """Stop it in an orderly way, and start it."""
+        """Stop it in an orderly way, and start it again."""
         await self.stop()
         await self.open()
 
     async def learn(self, name: str = "orders", group: str = "billing") -> tuple[Queue, Group]:
-        """A queue and a group that another one has made, as soon as they are known here."""
+        """Wait until a queue and a group that another gateway has created are known here; return
+        them."""
 
         def known() -> bool:
             try:

@@ -1,4 +1,4 @@
-"""Everything that can be asked of a broker over HTTP, by anybody, and how it must be answered."""
+"""Every HTTP operation of a broker, for any actor, and its right answers."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,12 +12,12 @@ from tests.histories.rights_model import EVERY, GHOST, KEYS, NEEDED, Actor
 from tests.histories.rights_world import Receipt, World, bodies_in, json_of, settings_of
 
 NOT_GIVEN: Final = "A" * 66
-"""A receipt that nobody was given."""
+"""A receipt that no client was given."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a step is about. `foreign`: with what is somebody else's."""
+    """The subject of a step. `foreign`: with another actor's objects."""
 
     queue: str
     group: str
@@ -28,7 +28,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request below the queue's path. `key`: the one that it names; `also`: a second queue on
+    """A request below the queue's path. `key`: the key that it names; `also`: a second queue on
     which it needs `manage`."""
 
     method: str
@@ -47,7 +47,7 @@ def _group(choice: Choice, verb: str = "") -> str:
 
 
 def _receipts(world: World, actor: Actor, choice: Choice) -> dict[str, Any]:
-    """Of this actor's tenant, queue and group, or of another one."""
+    """Return receipts of this actor's tenant, queue and group, or of another one."""
     place = (actor.tenant, choice.queue, choice.group)
     texts = [
         one.text
@@ -108,7 +108,7 @@ REST: Final[Mapping[str, Make]] = {
 
 
 def code_of(answer: httpx2.Response) -> str:
-    """The code of a problem; "": it is none."""
+    """Return the code of a problem; "" if it is none."""
     found = json_of(answer) if answer.status_code >= 400 else {}
     return str(found["code"]) if answer.status_code >= 400 else ""
 
@@ -122,14 +122,14 @@ def _may(actor: Actor, name: str, queue: str, ask: Ask) -> bool:
 
 
 async def on_queue(world: World, actor: Actor, name: str, choice: Choice) -> bool:
-    """Do it; whether it was allowed and done (True), or refused for want of a right (False). For
-    what is allowed and cannot be done, see `Undone`."""
+    """Do an operation; return whether it was allowed and done (True), or refused for lack of a
+    right (False). Raises Undone if it is allowed and cannot be done."""
     queues = world.queues_of(actor.tenant)
     if name in ("ack", "nack", "extend") and not choice.foreign:
         with suppress(Undone):
             await on_queue(world, actor, "pull", choice)
     if name == "put_queue" and actor.may("manage", "*") and choice.queue not in queues:
-        choice = replace(choice, queue="orders")  # what nobody else has stays so
+        choice = replace(choice, queue="orders")  # other tenants' own names stay theirs
     ask = REST[name](world, actor, choice)
     answer = await _say(world, actor, choice.queue, ask)
     code = code_of(answer)
@@ -156,7 +156,7 @@ async def on_queue(world: World, actor: Actor, name: str, choice: Choice) -> boo
 
 
 class Undone(Exception):
-    """It was allowed, and there was nothing to do it with."""
+    """The operation was allowed, and had nothing to act on."""
 
 
 async def _say(world: World, actor: Actor, queue: str, ask: Ask) -> httpx2.Response:
@@ -199,20 +199,20 @@ def _check_answer(
 
 
 def _check_shown(actor: Actor, queue: Mapping[str, Any]) -> None:
-    """It has what this actor's rights show, and nothing else."""
+    """Check that a queue shows what this actor's rights show, and nothing else."""
     alerts = {"alerts"} & {*queue.get("settings", ())}
-    said = {"created", "changes", "deleted", "dead_lettered"}  # of the call, not of the queue
+    said = {"created", "changes", "deleted", "dead_lettered"}  # of the call, not the queue
     assert {*queue} - said | alerts == actor.sees(queue["name"]), (actor, queue)
     letters = queue.get("dead_letters", {"queue": queue["name"] + ".dead-letters"})
     if letters["queue"] != queue["name"] + ".dead-letters":
         assert letters["messages"] is None or "depth" in actor.sees(letters["queue"])
 
 
-# --- What names no queue ------------------------------------------------------------------------
+# --- Operations without a queue -----------------------------------------------------------------
 
 
 async def list_queues(world: World, actor: Actor, choice: Choice) -> bool:
-    """Those on which there is a right, and no other one."""
+    """List the queues on which there is a right, and no others."""
     brief = bool(choice.number % 2)
     answer = await world.rest(actor, "GET", "/v1/queues", brief=str(brief).lower())
     if not actor.is_let_in:
@@ -231,7 +231,7 @@ _REST_VERBS: Final = ("consume", "read", "manage")
 
 
 async def list_sessions(world: World, actor: Actor, choice: Choice) -> bool:
-    """One's own; and for who may manage everything those of the tenant."""
+    """List the actor's own sessions; with the right to manage everything, those of the tenant."""
     answer = await world.rest(actor, "GET", "/v1/sessions")
     if not actor.is_let_in:
         assert code_of(answer) == "unauthorized"
@@ -243,7 +243,7 @@ async def list_sessions(world: World, actor: Actor, choice: Choice) -> bool:
 
 
 async def list_clusters(world: World, actor: Actor, choice: Choice) -> bool:
-    """For who may manage everything."""
+    """List the clusters, which needs the right to manage everything."""
     code = code_of(await world.rest(actor, "GET", "/v1/clusters"))
     if not actor.is_let_in:
         assert code == "unauthorized"
@@ -254,7 +254,8 @@ async def list_clusters(world: World, actor: Actor, choice: Choice) -> bool:
 
 
 async def metrics(world: World, actor: Actor, choice: Choice) -> bool:
-    """For who may observe, or manage, everything: of his tenant, and of nobody else's queues."""
+    """Get metrics, which needs the right to observe, or manage, everything. They show the actor's
+    tenant only."""
     answer = await world.rest(actor, "GET", "/metrics")
     code = code_of(answer)
     if not actor.is_let_in:
@@ -269,7 +270,7 @@ async def metrics(world: World, actor: Actor, choice: Choice) -> bool:
 
 
 async def open_session(world: World, actor: Actor, choice: Choice) -> bool:
-    """A long poll; it may name a session, which is another one's or its own."""
+    """Open a long poll; it may name a session, another actor's or its own."""
     hello: dict[str, Any] = {"type": "hello", "linger_s": 30}
     named = world.session_of(actor, choice.foreign, choice.number)
     if named is not None:
@@ -292,7 +293,8 @@ async def open_session(world: World, actor: Actor, choice: Choice) -> bool:
 async def _on_poll(
     world: World, actor: Actor, choice: Choice, method: str, below: str
 ) -> httpx2.Response | None:
-    """The answer of one's own long poll; None: it was another's, and is said not to be there."""
+    """Return the answer of the actor's own long poll. None: it was another actor's, and is answered
+    as unknown."""
     mine = [one for one, owner in world.polls.items() if owner == actor]
     if not mine and not choice.foreign and await open_session(world, actor, choice):
         mine = [*world.polls][-1:]
@@ -327,12 +329,12 @@ async def _on_poll(
 
 
 async def post_frames(world: World, actor: Actor, choice: Choice) -> bool:
-    """Say something over a long poll."""
+    """Send a frame over a long poll."""
     return await _on_poll(world, actor, choice, "POST", "/frames") is not None
 
 
 async def poll_frames(world: World, actor: Actor, choice: Choice) -> bool:
-    """Wait for what there is."""
+    """Poll for frames."""
     answer = await _on_poll(world, actor, choice, "GET", "/frames")
     assert answer is None or not list(bodies_in(json_of(answer)))  # none of them subscribes
     return answer is not None
@@ -344,7 +346,7 @@ async def end_session(world: World, actor: Actor, choice: Choice) -> bool:
 
 
 def _plain(method: str, path: str, *codes: str) -> Callable[..., Any]:
-    """What everybody may who is let in; `codes`: what it may be answered."""
+    """Return an act that every authenticated actor may do; `codes` are its possible answers."""
 
     async def act(world: World, actor: Actor, choice: Choice) -> bool:
         code = code_of(await world.rest(actor, method, path))

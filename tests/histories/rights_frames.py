@@ -1,4 +1,4 @@
-"""Everything that can be said in a session, by anybody, and how it must be answered."""
+"""Every frame of a session, for any actor, and its right answers."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -11,14 +11,14 @@ from tests.histories.rights_model import ACTORS, GHOST, KEYS, Actor
 from tests.histories.rights_world import Client, Subscribed, World
 
 NOT_MINE: Final = 999
-"""The number of a subscription that nobody has."""
+"""The number of a subscription that no session has."""
 CREDIT: Final = 3
 SUBSCRIPTIONS_KEPT: Final = 6
 SESSIONS_KEPT: Final = 40
 
 
 async def hello(world: World, actor: Actor, choice: Choice) -> bool:
-    """A new session, which says it goes on with one of its own or of somebody else."""
+    """Open a session that names one to resume, of its own or of another actor."""
     client = Client(world, actor)
     more: dict[str, Any] = {"linger_s": 30}
     named = world.session_of(actor, choice.foreign, choice.number)
@@ -42,7 +42,7 @@ async def hello(world: World, actor: Actor, choice: Choice) -> bool:
 
 
 async def ping(world: World, actor: Actor, choice: Choice) -> bool:
-    """Who has not said hello is not answered."""
+    """Ping; without a hello there is no answer."""
     if choice.foreign or not actor.is_let_in:
         client = Client(world, actor)
         client.say(type="ping", ref=1)
@@ -54,7 +54,7 @@ async def ping(world: World, actor: Actor, choice: Choice) -> bool:
 
 
 async def publish(world: World, actor: Actor, choice: Choice) -> bool:
-    """Each message is judged on its key."""
+    """Publish; each message is judged on its key."""
     client = await world.client(actor)
     if client.close_code is not None:
         return False
@@ -76,7 +76,8 @@ async def publish(world: World, actor: Actor, choice: Choice) -> bool:
 async def _is_refused(
     client: Client, answer: Frame, queue: str, allowed: bool, ghost: Frame
 ) -> bool:
-    """Whether it was refused for want of a right; then it is for a queue that is not there, too."""
+    """Whether a frame was refused for lack of a right. A refusal must be the same for a queue that
+    does not exist."""
     code = answer.get("code", "")
     assert (code == "forbidden") is not allowed, answer
     verb = "publish" if ghost["type"] == "publish" else "consume" if "group" in ghost else "read"
@@ -94,7 +95,7 @@ def _without(answer: Frame, queue: str) -> tuple[str, str]:
 
 
 async def subscribe(world: World, actor: Actor, choice: Choice) -> bool:
-    """As a consumer, or as a reader of every key, of one or of two."""
+    """Subscribe as a consumer, or as a reader of every key, of one or of two."""
     client = await world.client(actor)
     if client.close_code is not None:
         return False
@@ -114,7 +115,7 @@ async def subscribe(world: World, actor: Actor, choice: Choice) -> bool:
 
 
 def may(actor: Actor, asked: Subscribed) -> bool:
-    """Whether this subscription is one for this actor, naively."""
+    """Whether this subscription is allowed for this actor, by the naive model."""
     if asked.keys is None:
         return actor.may(asked.verb, asked.queue)
     return all(actor.may(asked.verb, asked.queue, key) for key in asked.keys)
@@ -137,7 +138,7 @@ async def _subscribe(client: Client, asked: Subscribed, choice: Choice) -> tuple
     frame = _frame(client, asked)
     number = frame["subscription"]
     if asked.group is None and choice.foreign:
-        # Where another tenant's queue of this name stands.
+        # A place of another tenant's queue with this name.
         every = client.world.house.broker.metadata.list_all_queues()
         others = [q for q in every if q.tenant != client.actor.tenant and q.name == asked.queue]
         if others:
@@ -154,7 +155,7 @@ async def _subscribe(client: Client, asked: Subscribed, choice: Choice) -> tuple
 
 
 async def _mine(world: World, actor: Actor, choice: Choice) -> tuple[Client, int]:
-    """A subscription to a group of this actor's, or the number of none."""
+    """Return a subscription to a group of this actor's, or an unknown number."""
     client = await world.client(actor)
     if choice.foreign or client.close_code is not None:
         return client, NOT_MINE
@@ -166,7 +167,7 @@ async def _mine(world: World, actor: Actor, choice: Choice) -> tuple[Client, int
 
 def _settling(**more: Any) -> "Act":
     async def act(world: World, actor: Actor, choice: Choice) -> bool:
-        """With what somebody else holds, or with what it was given itself."""
+        """Settle deliveries of another actor, or its own."""
         client, number = await _mine(world, actor, choice)
         if client.close_code is not None:
             return False
@@ -192,7 +193,7 @@ def _is_subscribed(answer: Frame, number: int) -> bool:
 
 
 async def unsubscribe(world: World, actor: Actor, choice: Choice) -> bool:
-    """Leave what is one's own."""
+    """Leave one of its own subscriptions."""
     client, number = await _mine(world, actor, choice)
     if client.close_code is not None:
         return False
@@ -202,7 +203,7 @@ async def unsubscribe(world: World, actor: Actor, choice: Choice) -> bool:
 
 
 async def credit(world: World, actor: Actor, choice: Choice) -> bool:
-    """It has no answer but an error."""
+    """Grant credit, which is answered only if it is an error."""
     client, number = await _mine(world, actor, choice)
     if client.close_code is not None:
         return False
@@ -216,7 +217,7 @@ async def credit(world: World, actor: Actor, choice: Choice) -> bool:
 
 
 async def held(world: World, actor: Actor, choice: Choice) -> bool:
-    """A session that lost its socket comes back, and says what it holds."""
+    """Resume a session that lost its socket, and report its held deliveries."""
     client, number = await _mine(world, actor, choice)
     if client.close_code is not None:
         return False
@@ -232,7 +233,7 @@ async def held(world: World, actor: Actor, choice: Choice) -> bool:
     world.clients[actor.token] = again
     session = client.session.session_id
     again.say(type="hello", token=actor.token, session=session, linger_s=60)
-    again.actor = actor  # with what its token gives
+    again.actor = actor  # with the rights of its token
     await world.settle()
     (welcome,) = again.of_type("welcome")
     for n in list(again.subscribed):
@@ -247,8 +248,8 @@ async def held(world: World, actor: Actor, choice: Choice) -> bool:
 
 
 async def auth(world: World, actor: Actor, choice: Choice) -> bool:
-    """Another token of the same principal, with other rights: what it does not cover ends. One of
-    somebody else changes nothing."""
+    """Present another token of the same principal, with other rights: subscriptions that it does
+    not cover end. A token of another principal changes nothing."""
     client = await world.client(actor)
     if client.close_code is not None:
         return False

@@ -1,7 +1,7 @@
-"""Who may do what, said naively: the model of the histories of several tenants.
+"""The naive model of rights, for the histories of several tenants.
 
 A right is written twice, as the broker reads it and as a line of a table: (verb, queue, keys), with
-"*" for every queue and None for every key. What an operation needs stands in a table of its own.
+"*" for every queue and None for every key. The needs of operations are in a table of their own.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,15 +10,15 @@ from typing import Final
 
 KEYS: Final = ("k1", "k2", None)
 GHOST: Final = "ghost"
-"""A queue that nobody has."""
+"""A queue that no tenant has."""
 OWN_NAMES: Final = {"red": "vault", "blue": "attic", "grey": "cellar"}
-"""Each tenant has a queue of a name that no other one has."""
+"""For each tenant, the name of a queue that no other one has."""
 NAMES: Final = ("orders", "feed", "shared", *OWN_NAMES.values())
 TENANTS: Final = tuple(OWN_NAMES)
 VERBS: Final = ("publish", "consume", "read", "manage")
 ALL_VERBS: Final[tuple[str, ...]] = VERBS
 FIGURES: Final[tuple[str, ...]] = ("consume", "manage")
-"""With `observe`, which nobody has here: they show what groups are about."""
+"""Verbs that show figures of groups, like `observe`, which no actor here has."""
 SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "holder": ("manage",), "settings": VERBS, "alerts": ("manage",), "created_unix_ms": VERBS,
     "paused": VERBS, "depth": ("consume", "read", "manage"), "groups": FIGURES,
@@ -26,11 +26,11 @@ SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "partitions": ("consume", "read", "manage"), "counters": ("consume", "read", "manage"),
     "dead_letters": ("consume", "read", "manage"), "name": (), "queue_id": (),
 }  # fmt: skip
-"""The fields of a queue, and the verbs of which one, on every key, shows it; (): any right does."""
+"""The fields of a queue, and the verbs that show each, on every key; () if any right does."""
 SETTINGS: Final[Mapping[str, dict[str, object]]] = {
     "feed": {"on_exhausted": "park", "dead_letter_queue": "shared"},
 }
-"""Beside those that all queues have."""
+"""Further fields, beside those that all queues have."""
 Right = tuple[str, str, tuple[str, ...] | None]
 EVERY: Final = "(every key)"
 
@@ -46,12 +46,12 @@ NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "purge_queue": ("manage",), "peek_queue": ("read",), "list_dead_letters": ("read",),
     "redrive_dead_letters": ("manage",), "queue_metrics": FIGURES,
 }  # fmt: skip
-"""Of the operations that name a queue: one of these verbs on it."""
+"""Operations that name a queue, and the verbs of which one on it is needed."""
 
 
 @dataclass(frozen=True)
 class Actor:
-    """A principal with one credential. `token` None: it was revoked, or has expired."""
+    """A principal with one credential. `is_let_in` False: it was revoked, or has expired."""
 
     tenant: str
     name: str
@@ -61,26 +61,26 @@ class Actor:
 
     @property
     def token(self) -> str:
-        """What it presents."""
+        """The token that it presents."""
         return f"{self.tenant}.{self.name}"
 
     def keys(self, verb: str, queue: str) -> Collection[str] | None:
-        """The keys that the verb is allowed on; None: all."""
+        """Return the keys that the verb is allowed on; None for all."""
         found = [keys for v, q, keys in self.table if v == verb and q in ("*", queue)]
         return None if None in found else {key for keys in found for key in keys or ()}
 
     def may(self, verb: str, queue: str, key: str | None = EVERY) -> bool:
-        """Whether the verb is allowed there, on this key; without one: as a whole."""
+        """Whether the verb is allowed there, on this key; without one, as a whole."""
         keys = self.keys(verb, queue)
         return keys is None or key in keys
 
     def sees(self, queue: str) -> set[str]:
-        """The fields of a queue that are shown to this actor."""
+        """Return the fields of a queue that are shown to this actor."""
         whole = {verb for verb in VERBS if self.keys(verb, queue) is None}
         return {name for name, verbs in SHOWN.items() if not verbs or whole & {*verbs}}
 
     def may_some(self, verbs: Collection[str], queue: str) -> bool:
-        """Whether one of them is allowed there, on some key."""
+        """Whether one of these verbs is allowed there, on some key."""
         return any(self.keys(verb, queue) != set() for verb in verbs)
 
 
@@ -90,7 +90,7 @@ def _boss(tenant: str) -> Actor:
 
 
 def _some(tenant: str) -> list[Actor]:
-    """The same names in every tenant: who is called `worker` there is somebody else."""
+    """Return the actors of a tenant. Every tenant has the same names, for different principals."""
     return [
         _boss(tenant),
         Actor(tenant, "worker", ("consume:orders",), (("consume", "orders", None),)),

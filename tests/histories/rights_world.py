@@ -1,4 +1,4 @@
-"""A broker with several tenants, and everything that is said to them looked at as it is said."""
+"""A broker with several tenants, whose every answer and frame is checked when it is sent."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,27 +22,28 @@ from tests.histories.house import Frame, House, Socket, offsets_of
 from tests.histories.rights_model import ACTORS, GHOST, KEYS, OWN_NAMES, SETTINGS, TENANTS, Actor
 
 SETTLE_S: Final = 0.03
-"""Virtual: what is done at once has been done then, and written."""
+"""Virtual time in which everything immediate has been done, and written."""
 LASTS_S: Final = 25.0
-"""A history ends before what happens by time alone: an idle pull leaves, a drain is cut off."""
+"""The length of a history. It ends before time alone acts: an idle pull leaves, a drain is cut
+off."""
 
 
 def admission_of(actor: Actor) -> Admission:
-    """What its credential gives."""
+    """Return the admission that an actor's credential gives."""
     principal = Principal(actor.name, actor.tenant)
     return Admission(principal, rights=parse_rights(actor.texts))
 
 
 class Doorman(Authenticator):
-    """Knows the tokens of the actors; `one~another` is a token of one, with the rights of
-    another."""
+    """An authenticator that knows the actors' tokens. `one~another` is a token of one, with the
+    rights of another."""
 
     def __init__(self) -> None:
         super().__init__("a token that nobody has")
         self._known = {actor.token: actor for actor in ACTORS if actor.is_let_in}
 
     def check_token(self, presented: str | None, **_: object) -> Admission:
-        """As Auth.check_token."""
+        """Return the admission of a token. Raises Refused."""
         whose, _tilde, like = (presented or "").partition("~")
         actor, other = self._known.get(whose), self._known.get(like or whose)
         if actor is None or other is None:
@@ -52,7 +53,7 @@ class Doorman(Authenticator):
 
 @dataclass(frozen=True)
 class Subscribed:
-    """What a subscription of a client is."""
+    """A subscription of a client."""
 
     queue: str
     group: str | None
@@ -60,12 +61,13 @@ class Subscribed:
 
     @property
     def verb(self) -> str:
-        """What it needs."""
+        """The verb that it needs."""
         return "read" if self.group is None else "consume"
 
 
 class Client(Socket):
-    """One actor's session. Each frame is judged when it is sent, by the rights of that moment."""
+    """The session of an actor. Each frame is checked when it is sent, by the rights of that
+    moment."""
 
     def __init__(self, world: "World", actor: Actor) -> None:
         super().__init__(world.house, world.around, new_session_id(), None)
@@ -74,11 +76,11 @@ class Client(Socket):
         self.subscribed: dict[int, Subscribed] = {}
         self.received: dict[int, int] = {}
         self.given: list[tuple[int, list[int]]] = []
-        """(subscription, delivery) of what was pushed to a consumer."""
+        """(subscription, delivery) of each message pushed to a consumer."""
         self.ref = self.last_number = 0
 
     def send(self, frame: bytes) -> None:
-        """As SessionTransport.send."""
+        """Keep a frame, and check it."""
         super().send(frame)
         one = self.frames[-1]
         self.world.check_text(self.actor, frame.decode())
@@ -103,7 +105,7 @@ class Client(Socket):
                 self.given.append((number, [*place, offset, offset]))
 
     async def ask(self, **frame: Any) -> Frame:
-        """Say it with a ref, and wait for what it is answered; `{}`: the session was closed."""
+        """Send a frame with a ref; return its answer, or `{}` if the session was closed."""
         self.ref += 1
         self.say(ref=self.ref, **frame)
         await self.world.settle()
@@ -114,7 +116,7 @@ class Client(Socket):
 
 @dataclass
 class Receipt:
-    """Of a pulled message."""
+    """The receipt of a pulled message."""
 
     tenant: str
     queue: str
@@ -124,22 +126,23 @@ class Receipt:
 
 @dataclass
 class World:
-    """See the module."""
+    """The broker, its clients, and the checks of everything that they get."""
 
     house: House
     receipts: list[Receipt] = field(default_factory=list)
     polls: dict[str, Actor] = field(default_factory=dict)
     """Long polls by the id of their requests."""
     sessions: dict[tuple[str, str], Actor] = field(default_factory=dict)
-    """By tenant and id."""
+    """Sessions by tenant and id."""
     places: dict[str, list[int]] = field(default_factory=dict)
-    """Of each long poll, [messages posted, last batch]."""
+    """For each long poll, [messages posted, last batch]."""
     clients: dict[str, Client] = field(default_factory=dict)
     number: int = 0
     folder: Any = None
 
     async def open(self) -> None:
-        """Every tenant has three queues of the same names, and one that nobody else has."""
+        """Create three queues of the same names in every tenant, and one that no other tenant
+        has."""
         self.ends = asyncio.get_running_loop().time() + LASTS_S
         self.around = SessionServices(self.house.broker, Doorman())
         connections = Connections(self.around)
@@ -158,13 +161,13 @@ class World:
                 await self.rest(boss, "POST", path, {"messages": messages})
 
     async def close(self) -> None:
-        """Nobody asks any more."""
+        """End all clients."""
         for client in self.clients.values():
             client.session.end()
         await self._http.__aexit__(None, None, None)
 
     def message(self, actor: Actor, queue: str, key: str | None) -> dict[str, Any]:
-        """One that says where it belongs."""
+        """Return a message whose body says where it belongs."""
         self.number += 1
         body = {"of": actor.tenant, "q": queue, "k": key, "n": self.number}
         return {"body": body} if key is None else {"body": body, "key": key}
@@ -172,7 +175,7 @@ class World:
     async def rest(
         self, actor: Actor, method: str, path: str, body: Any = None, **query: Any
     ) -> httpx2.Response:
-        """A request of this actor."""
+        """Send a request of this actor."""
         headers = {"Authorization": f"Bearer {actor.token}"}
         answer = await self._http.request(method, path, json=body, params=query, headers=headers)
         assert answer.status_code != 500, answer.text
@@ -180,7 +183,7 @@ class World:
         return answer
 
     async def client(self, actor: Actor) -> Client:
-        """Its session, a new one where there is none."""
+        """Return the actor's session, a new one if it has none."""
         found = self.clients.get(actor.token)
         if found is None or found.close_code is not None:
             found = Client(self, actor)
@@ -192,12 +195,12 @@ class World:
         return found
 
     def queues_of(self, tenant: str) -> set[str]:
-        """The names of a tenant's queues."""
+        """Return the names of a tenant's queues."""
         every = self.house.broker.metadata.list_all_queues()
         return {queue.name for queue in every if queue.tenant == tenant}
 
     def session_of(self, actor: Actor, foreign: bool, number: int) -> str | None:
-        """The id of a session of this actor, or of anybody else; None: there is none."""
+        """Return the id of a session of this actor, or of another one; None if none exists."""
         own = [session for (_, session), owner in self.sessions.items() if owner == actor]
         every = [session for _, session in self.sessions]
         found = [session for session in every if session not in own] if foreign else own
@@ -205,17 +208,17 @@ class World:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time for another one."""
+        """Whether it is time for another history."""
         return asyncio.get_running_loop().time() > self.ends
 
     async def settle(self) -> None:
-        """Let everything happen that takes no time."""
+        """Let everything immediate happen."""
         await asyncio.sleep(SETTLE_S)
 
-    # --- What must never be ---------------------------------------------------------------------
+    # --- Checks ---------------------------------------------------------------------------------
 
     def check_text(self, actor: Actor, text: str) -> None:
-        """Nothing in an answer or a frame is of another tenant."""
+        """Check that an answer or a frame has nothing of another tenant."""
         assert actor.is_let_in or "unauthorized" in text, text
         for queue in self.house.broker.metadata.list_all_queues():
             if queue.tenant != actor.tenant:
@@ -224,13 +227,13 @@ class World:
                     assert one == actor.tenant or f'"of":"{one}"' not in text, text
 
     def check_body(self, actor: Actor, body: dict[str, Any], verb: str, queue: str) -> None:
-        """What is delivered to this actor from this queue is what it may have."""
+        """Check that a message delivered to this actor from this queue is allowed."""
         assert body["of"] == actor.tenant, body
         assert body["q"] == queue or queue == "shared" or queue == f"{body['q']}.dead-letters"
         assert actor.may(verb, queue, body["k"]), (actor.token, verb, queue, body)
 
     async def state(self) -> dict[str, list[object]]:
-        """Everything durable, and what is in flight, by tenant."""
+        """Return everything durable, and deliveries in flight, by tenant."""
         broker, found = self.house.broker, {tenant: list[object]() for tenant in TENANTS}
         for queue in sorted(broker.metadata.list_all_queues(), key=lambda one: one.queue_id):
             assert queue.name != GHOST
@@ -249,7 +252,7 @@ class World:
 
 
 def settings_of(queue: str) -> dict[str, object]:
-    """What a queue of this name is made with."""
+    """Return the settings of a queue with this name."""
     every = {
         "partitions": 1,
         "attempts_max": 1,
@@ -261,7 +264,7 @@ def settings_of(queue: str) -> dict[str, object]:
 
 
 def bodies_in(value: object) -> Iterator[dict[str, Any]]:
-    """Bodies of messages, wherever they stand in it."""
+    """Yield bodies of messages, anywhere inside a value."""
     if isinstance(value, dict):
         if "of" in value and "n" in value:
             yield value
@@ -274,5 +277,5 @@ def bodies_in(value: object) -> Iterator[dict[str, Any]]:
 
 
 def json_of(answer: httpx2.Response) -> Any:
-    """The body of an answer; None: it has none."""
+    """Return the body of an answer; None if it has none."""
     return msgspec.json.decode(answer.content) if answer.content else None

@@ -1,8 +1,8 @@
 """Goldens: the surfaces that users see, recorded as files, so that a move changes none of them.
 
     .venv/bin/python -m tests.layout.goldens                  print the differences
-    .venv/bin/python -m tests.layout.goldens --renew NAME     record these anew, on purpose
-    .venv/bin/python -m tests.layout.goldens --renew          record all of them anew
+    .venv/bin/python -m tests.layout.goldens --renew NAME     record these again, on purpose
+    .venv/bin/python -m tests.layout.goldens --renew          record all of them again
 
 Each golden is one file of tests/layout/recorded, made from the present code by the function of the
 same name in `GOLDENS`. test_goldens.py compares; nothing but this command writes.
@@ -63,11 +63,11 @@ PROGRAMS = (
 """Modules that users run with `python -m`."""
 COLUMNS = 100
 _PROSE = {"description", "summary", "title"}
-"""Keys of schemas that hold docstrings, which may be written better at any time."""
+"""Keys of schemas that hold docstrings, which may be reworded at any time."""
 
 
 def _json(value: Any) -> str:
-    """JSON with sorted names, in which whatever fits into a line stands on one."""
+    """Return JSON with sorted names; everything that fits into one line is on one."""
     return _broken(value, "") + "\n"
 
 
@@ -86,7 +86,7 @@ def _broken(value: Any, indent: str) -> str:
 
 
 def _without_prose(value: Any) -> Any:
-    """Leave docstrings out, but not a property that has such a name."""
+    """Remove docstrings, but keep a property with such a name."""
     if isinstance(value, list):
         return [_without_prose(one) for one in value]
     if not isinstance(value, dict):
@@ -101,7 +101,7 @@ def _without_prose(value: Any) -> Any:
 
 
 def _structs(*kinds: Any) -> dict[str, Any]:
-    """The tags, names, types and defaults of these structs and of all that they name."""
+    """Return the tags, names, types and defaults of structs and of all structs that they name."""
     found: dict[str, Any] = {}
     open_kinds = list(kinds)
     while open_kinds:
@@ -131,7 +131,8 @@ def _structs(*kinds: Any) -> dict[str, Any]:
 
 
 def openapi() -> str:
-    """Paths, methods, operationIds, parameters, schemas; and the right each operation needs."""
+    """Return paths, methods, operationIds, parameters and schemas, and the right that each
+    operation needs."""
     acts = {
         f"{one.method} {one.path}": {"act": one.act, "needs": one.needs, "public": one.public}
         for one in OPERATIONS
@@ -140,7 +141,7 @@ def openapi() -> str:
 
 
 def wire_frames() -> str:
-    """Frames that clients send and receive, and the codes of errors and closes."""
+    """Return frames that clients send and receive, and the codes of errors and closes."""
     return _json(
         {
             "sent": _structs(*frames.ClientFrame.__args__),
@@ -152,7 +153,8 @@ def wire_frames() -> str:
 
 
 def records() -> str:
-    """Lines of the delivery log, the audit trail and the usage log, and every audited act."""
+    """Return lines of the delivery log, the audit trail and the usage log, and every audited
+    act."""
     return _json(
         {
             "delivery log": {"schema": SCHEMA, "lines": _lines()},
@@ -180,18 +182,18 @@ def _acts() -> Iterator[str]:
 
 
 def commands() -> str:
-    """Every command, argument and option of `tocsin` and of the programs."""
+    """Return every command, argument and option of `tocsin` and of the programs."""
     return _json({name: _declared(top) for name, top in _tops()})
 
 
 def helps() -> str:
-    """The text that each `--help` prints."""
+    """Return the text that each `--help` prints."""
     shown = [one for name, top in _tops() for one in _printed(name, top)]
     return "\n".join(f"$ {name} --help\n{text.rstrip()}\n" for name, text in shown)
 
 
 def settings() -> str:
-    """Names, variables, flags, help and defaults of the gateway's settings."""
+    """Return names, variables, flags, help and defaults of the gateway's settings."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(Config)}
     shown = [
         {
@@ -210,7 +212,7 @@ def settings() -> str:
 
 
 def _tops() -> Iterator[tuple[str, click.Command | argparse.ArgumentParser]]:
-    """`tocsin` without the server's verbs, each of these, and each program."""
+    """Yield `tocsin` without the server's verbs, each of these, and each program."""
     yield "tocsin", click.Group("tocsin", commands=cli.commands, params=cli.params, help=cli.help,
                                 epilog=cli.epilog)  # fmt: skip
     project = tomllib.loads(text(Path("pyproject.toml")))["project"]
@@ -222,11 +224,11 @@ def _tops() -> Iterator[tuple[str, click.Command | argparse.ArgumentParser]]:
 
 
 class _Reached(BaseException):
-    """A program has come to its command line."""
+    """A program has reached its command line."""
 
 
 def _program(module: str) -> Any:
-    """The command line of a module that is run."""
+    """Return the command line of a module that users run."""
     reached: list[Any] = []
 
     def stop(top: Any, *_: Any, **__: Any) -> None:
@@ -239,7 +241,7 @@ def _program(module: str) -> Any:
         stack.enter_context(mock.patch.object(argparse.ArgumentParser, "parse_args", stop))
         stack.enter_context(mock.patch.object(sys, "argv", [module]))
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore", RuntimeWarning)  # of runpy: it was imported before
+        warnings.simplefilter("ignore", RuntimeWarning)  # from runpy: it was imported before
         stack.enter_context(contextlib.suppress(_Reached))
         runpy.run_module(module, run_name="__main__")
     return reached[0]
@@ -345,7 +347,7 @@ def _printed(
 
 
 def metrics() -> str:
-    """Names, kinds, labels, processes and help of all metrics."""
+    """Return names, kinds, labels, processes and help of all metrics."""
     return _json(
         {
             name: {
@@ -358,7 +360,7 @@ def metrics() -> str:
 
 
 def loggers() -> str:
-    """The names of all loggers of the server; `__name__` counts as the name that it has now."""
+    """Return the names of all loggers of the server; `__name__` counts as its present value."""
     return "".join(f"{name}\n" for name in sorted(set(_loggers())))
 
 
@@ -380,7 +382,7 @@ def _loggers() -> Iterator[str]:
 
 
 def python_sdk() -> str:
-    """What `tocsin`, `tocsin.blocking` and `tocsin.effects` export, with signatures."""
+    """Return the exports of `tocsin`, `tocsin.blocking` and `tocsin.effects`, with signatures."""
     lines: list[str] = []
     for module in (tocsin, tocsin.blocking, tocsin.effects):
         for name in sorted(module.__all__):
@@ -412,7 +414,8 @@ def _exported(name: str, value: Any) -> Iterator[str]:
 
 
 def _signature(value: Any) -> str:
-    """Names, kinds, types and defaults of its parameters, the same on every Python."""
+    """Return names, kinds, types and defaults of a callable's parameters, the same on every
+    Python."""
     try:
         signature = inspect.signature(value)
     except ValueError:
@@ -433,7 +436,7 @@ def _signature(value: Any) -> str:
 
 
 def _type(kind: Any) -> str:
-    """A type as it is written in code, without modules."""
+    """Return a type as it is written in code, without modules."""
     origin, parts = get_origin(kind), get_args(kind)
     if kind is None or kind is type(None):
         return "None"
@@ -459,12 +462,12 @@ def _short(value: Any) -> str:
 
 
 def _plain(shown: str) -> str:
-    """Without the modules that names come from: they may move."""
+    """Remove the modules of names, because they may move."""
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", shown)
 
 
 def javascript_sdk() -> str:
-    """What the package's entry point exports, and its types without comments."""
+    """Return the exports of the package's entry point, and its types without comments."""
     package = json.loads(text(Path("clients/javascript/package.json")))
     entry = text(Path("clients/javascript", package["main"]))
     names = [
@@ -485,7 +488,7 @@ def javascript_sdk() -> str:
 
 
 def formats() -> str:
-    """Digests of all SQL and Lua, by file name, and the name of the library that Redis is given."""
+    """Return digests of all SQL and Lua, by file name, and the name of the library inside Redis."""
     digests = sorted(
         f"{path.name} {hashlib.sha256(text(path).encode()).hexdigest()}"
         for suffix in (".sql", ".lua")
@@ -495,7 +498,8 @@ def formats() -> str:
 
 
 def data_folder() -> str:
-    """The files that a gateway makes in its data folder, and the schemas of its databases."""
+    """Return the files that a gateway makes in its data folder, and the schemas of its
+    databases."""
     with tempfile.TemporaryDirectory(prefix="tocsin-golden-") as name:
         key, folder = Path(name, "key"), Path(name, "data")
         key.touch(mode=0o600)
@@ -519,7 +523,7 @@ async def _started_once(config: Config) -> list[str]:
 
 
 def _names(folder: Path) -> set[str]:
-    """The files below it, with N for numbers; of a database its main file alone."""
+    """Return the files below a folder, with N for numbers; of a database only its main file."""
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     return {re.sub(r"\d[\dT]+", "N", one) for one in found if not one.endswith(("-wal", "-shm"))}
 
@@ -550,7 +554,8 @@ GOLDENS: dict[str, Callable[[], str]] = {
 
 
 def differences(name: str) -> str:
-    """What the present code changes in a golden, as a unified diff; empty when nothing."""
+    """Return how the present code differs from a golden, as a unified diff; empty if it does
+    not."""
     path = RECORDED / name
     before = path.read_text().splitlines() if path.exists() else []
     after = GOLDENS[name]().splitlines()
@@ -558,7 +563,7 @@ def differences(name: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the differences, or record anew. Returns the exit code."""
+    """Print the differences, or record again. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.layout.goldens",
         description=__doc__,

@@ -3,10 +3,10 @@
     .venv/bin/python -m tests.layout.ratchets              the figures, measured and recorded
     .venv/bin/python -m tests.layout.ratchets NAME         what a figure counts, one a line
     .venv/bin/python -m tests.layout.ratchets --lower      record what has fallen; raises nothing
-    .venv/bin/python -m tests.layout.ratchets --record NAME    record it whatever it is: where the
-                                                       tree is laid out anew, and nowhere else
+    .venv/bin/python -m tests.layout.ratchets --record NAME    record it whatever it is; only for a
+                                                       new layout of the tree
 
-A reason in ratchets.toml exempts one thing from one figure, and goes when the thing does.
+A reason in ratchets.toml exempts one thing from one figure. It must be removed with the thing.
 """
 
 import argparse
@@ -34,7 +34,7 @@ FORBIDDEN: Final = {
     "As", "See", "It", "Its", "These", "Those", "That", "They", "What", "Who", "Of", "By", "So",
     "One", "Nobody",
 }  # fmt: skip
-"""No docstring begins with one of these: it names its object, or is an imperative."""
+"""Words with which no docstring begins. It names its object, or is an imperative."""
 
 LIBRARY_HOOKS: Final = {
     "text_factory": "sqlite3.Connection",
@@ -47,19 +47,19 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def name_of(path: Path) -> str:
-    """A module's name with its dots."""
+    """Return a module's name with its dots."""
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the server that is no `__init__`, by name."""
+    """Return every module of the server that is no `__init__`, by name."""
     return {name_of(p): p for p in files(".py", *SERVER) if p.name != "__init__.py"}
 
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """The modules of the server that a file imports, for types alone included."""
+    """Return the modules of the server that a file imports, for types alone included."""
     found = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
@@ -71,7 +71,7 @@ def imported(path: Path) -> frozenset[str]:
 
 
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    """Every class of the server with its module."""
+    """Yield every class of the server with its module."""
     for path in files(".py", *SERVER):
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
@@ -87,12 +87,12 @@ def server_modules() -> Found:
 
 
 def modules_in_gateway() -> Found:
-    """Modules that stand directly in gateway/, in no room."""
+    """Modules that are directly in gateway/, in no room."""
     return [name for name in sorted(modules()) if re.fullmatch(r"gateway\.\w+", name)]
 
 
 def splinters() -> Found:
-    """Modules below 120 lines with one importer, which stands in the same folder."""
+    """Modules below 120 lines with one importer, which is in the same folder."""
     importers = defaultdict(set)
     for path in files(".py", *SERVER):
         for name in imported(path):
@@ -152,7 +152,7 @@ def unformatted() -> Found:
 
 
 def unchecked_pure() -> Found:
-    """Modules that say "Pure." and are not checked as pure, since they have a reason."""
+    """Modules that say "Pure." and are not checked as pure, because they have a reason."""
     return sorted(reasons("pure"))
 
 
@@ -160,8 +160,9 @@ def unchecked_pure() -> Found:
 
 
 def reaches() -> Found:
-    """Attribute chains through two objects, `slot.delivery.scan.rests`: after a variable, or an
-    attribute of `self`, three more. Names of modules and classes are no objects."""
+    """Attribute chains through two objects, such as `slot.delivery.scan.rests`: three more names
+    after a variable, or after an attribute of `self`. Names of modules and classes are no
+    objects."""
     found = []
     for path in files(".py", *SERVER):
         inner = {
@@ -180,7 +181,7 @@ def reaches() -> Found:
 
 
 def _chain(node: ast.expr) -> list[str]:
-    """The names of `a.b.c`; it begins with an empty one where the root is no name."""
+    """Return the names of `a.b.c`; the first is empty if the root is no name."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -213,9 +214,9 @@ def class_names() -> Found:
 def foreign_wires() -> Found:
     """Assignments of a function or a collaborator to an attribute of another object.
 
-    `x.y = v` and `self.x.y = v`, where v is, or chooses between, a lambda, a function of this
-    module, a method of this class or of some other, `partial(…)`, an object that is made there, or
-    `self`. Left out are hooks of the standard library, which are set in no other way.
+    These are `x.y = v` and `self.x.y = v`, where v is, or chooses between, a lambda, a function of
+    this module, a method of this or another class, `partial(…)`, an object that is made there, or
+    `self`. Hooks of the standard library are left out, because they cannot be set otherwise.
     """
     found = []
     for path in files(".py", *SERVER):
@@ -258,7 +259,7 @@ def _is_collaborator(value: ast.expr, functions: set[str]) -> bool:
 
 @cache
 def _methods() -> frozenset[str]:
-    """Names of methods that are nowhere the name of a property or of another attribute."""
+    """Return names of methods that are nowhere the name of a property or of another attribute."""
     methods: set[str] = set()
     others: set[str] = set()
     for _, node in classes():
@@ -271,7 +272,7 @@ def _methods() -> frozenset[str]:
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:
-    """What its body declares and its methods assign to `self`."""
+    """Return the attributes that a class body declares or its methods assign to `self`."""
     found = {
         one.target.id
         for one in node.body
@@ -290,8 +291,9 @@ def _attributes(node: ast.ClassDef) -> set[str]:
 
 
 def protocols() -> dict[str, list[str]]:
-    """Each protocol of the server, `module.Name`, with the classes of the server that have all its
-    members, by name. Those that are called are left out: functions implement them."""
+    """Return each protocol of the server, `module.Name`, with the names of the server's classes
+    that have all its members. Protocols with only `__call__` are left out, because functions
+    implement them."""
     known = {node.name: node for _, node in classes()}
     members = {name: _members(node, known) for name, node in known.items()}
     found = {}
@@ -349,7 +351,8 @@ def _forbidden(*folders: str) -> Found:
 
 
 def docstrings(node: ast.AST) -> Iterator[tuple[int, str, bool | None]]:
-    """(line, text, whether it is about a bool, None: not known) of each docstring below."""
+    """Yield (line, text, whether it describes a bool; None if unknown) of each docstring below a
+    node."""
     body = getattr(node, "body", None)
     if not isinstance(body, list):
         return
@@ -375,7 +378,7 @@ def _is_bool(node: ast.AST) -> bool | None:
 
 @cache
 def documents() -> tuple[Path, ...]:
-    """What users read: not the changelog, CONTRIBUTING.md, or figures that were measured."""
+    """Return the users' documents, without the changelog, CONTRIBUTING.md and measured figures."""
     left_out = {"CHANGELOG.md", "CONTRIBUTING.md"}
     here = {path.relative_to(ROOT) for path in ROOT.glob("*.md") if path.name not in left_out}
     docs = {path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")}
@@ -423,14 +426,14 @@ def long_lines() -> Found:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One ratchet: what it counts, what it is to become."""
+    """A ratchet: the function that counts, and the number to reach."""
 
     measure: Callable[[], Found]
     aim: int
 
     @property
     def name(self) -> str:
-        """Its name in ratchets.toml, and on the command line."""
+        """The figure's name in ratchets.toml, and on the command line."""
         return self.measure.__name__
 
 
@@ -461,24 +464,24 @@ FIGURES: Final = {
 
 
 def table() -> dict[str, Any]:
-    """What is recorded: `figures` by name, the `life` of a message by journey."""
+    """Return the recorded table: `figures` by name, the `life` of a message by journey."""
     return tomllib.loads(TABLE.read_text())
 
 
 def reasons(name: str) -> dict[str, str]:
-    """What a figure does not count, and why."""
+    """Return the exempted things of a figure, each with its reason."""
     found: dict[str, str] = tomllib.loads(TABLE.read_text()).get("reasons", {}).get(name, {})
     return found
 
 
 def counted(name: str) -> Found:
-    """What a figure counts now, without what has a reason."""
+    """Return the things that a figure counts now, without those that have a reason."""
     exempt = reasons(name)
     return [one for one in FIGURES[name].measure() if one.partition(" ")[0] not in exempt]
 
 
 def judge(name: str, measured: float, recorded: float, slack: float = 0) -> str:
-    """What is wrong with a figure; empty: nothing."""
+    """Return what is wrong with a figure; empty if nothing is."""
     if measured > recorded:
         return f"{name} has risen from {recorded} to {measured}: it may only fall"
     if measured < recorded - slack:
@@ -487,7 +490,7 @@ def judge(name: str, measured: float, recorded: float, slack: float = 0) -> str:
 
 
 def record(names: Sequence[str], *, is_rise_allowed: bool = False) -> list[str]:
-    """Record these figures as they are. Returns what has changed."""
+    """Record these figures as they are. Returns the changes."""
     content, changed = TABLE.read_text(), []
     recorded = table()["figures"]
     for name in names:

@@ -1,4 +1,4 @@
-"""The documents are true: PROTOCOL.md's examples run, its tables are the code's."""
+"""Documents must be true: PROTOCOL.md's examples run, and its tables equal the code's."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ from tests.layout.tree import ROOT, section, table_rows, text
 
 @dataclass(frozen=True)
 class Example:
-    """A fenced ```json block: its kind, what stands behind the kind, its text, its line."""
+    """A fenced ```json block: its kind, the word after the kind, its text, its line."""
 
     kind: str
     detail: str
@@ -39,7 +39,7 @@ class Example:
 
 
 def examples(*kinds: str) -> list[Example]:
-    """The examples of these kinds in PROTOCOL.md, in order."""
+    """Return the examples of these kinds in PROTOCOL.md, in order."""
     document = text(Path("PROTOCOL.md"))
     found = []
     for match in re.finditer(r"^```json ?(\w*) ?(\S*)\n(.*?)^```$", document, re.M | re.S):
@@ -50,7 +50,7 @@ def examples(*kinds: str) -> list[Example]:
 
 
 def type_of(example: Example) -> Any:
-    """The type that an example names as `module:Name`."""
+    """Return the type that an example names as `module:Name`."""
     module, _, name = example.detail.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -77,7 +77,7 @@ def test_the_sdk_understands_every_broker_frame(example: Example) -> None:
     tag = type(frame).__struct_config__.tag
     assert shown["type"] == tag
     known = {field.encode_name for field in msgspec.structs.fields(frame)} | {"type"}
-    # The SDK's user knows the group; what was not settled says how many were.
+    # The SDK's user knows the group, and can count from the unsettled messages.
     assert set(shown) - known <= ({"semantics"} if tag == "ok" else {"settled"})
 
 
@@ -89,7 +89,7 @@ def test_requests_are_decoded_as_documented(example: Example) -> None:
 
 
 def shown_in(shown: Any, whole: Any) -> bool:
-    """Whether everything shown is in the whole, which may have defaults besides."""
+    """Whether everything shown is in the whole, which may have defaults in addition."""
     if isinstance(shown, dict):
         return all(name in whole and shown_in(part, whole[name]) for name, part in shown.items())
     if isinstance(shown, list):
@@ -103,7 +103,8 @@ def test_answers_have_the_fields_of_their_types(example: Example) -> None:
 
 
 def check_fields(shown: Any, kind: msgspec.inspect.Type) -> None:
-    """Every object shown has only fields of its struct, and all that are never left out."""
+    """Check that every object shown has only fields of its struct, and all fields that are never
+    left out."""
     match kind:
         case msgspec.inspect.StructType(cls=struct, fields=fields):
             assert set(shown) <= {field.encode_name for field in fields}
@@ -127,7 +128,7 @@ def check_fields(shown: Any, kind: msgspec.inspect.Type) -> None:
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    """The frame that gateway.wire.frames makes of these fields."""
+    """Return the frame that gateway.wire.frames makes of these fields."""
     match fields.pop("type"):
         case "welcome":
             given = ("session", "broker", "heartbeat_s", "linger_s", "resumed", "right_lasts_s")
@@ -276,7 +277,7 @@ LATER = re.compile(r"later: .+")
 
 
 def numbered(letter: str) -> dict[str, tuple[str, str]]:
-    """id → (enforced in, tested in), of every row of ARCHITECTURE.md that has such an id."""
+    """Return id → (enforced in, tested in), of every row of ARCHITECTURE.md that has such an id."""
     document = section("ARCHITECTURE.md", "Promises" if letter == "P" else "Rules")
     return {
         row[0]: (row[2], row[3])

@@ -1,4 +1,5 @@
-"""What users see is what is recorded: names, types, words, digests. See tests/layout/goldens.py."""
+"""Users' surfaces equal the recorded ones: names, types, words, digests. The goldens are in
+tests/layout/goldens.py."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The house: locks that fit what is wanted, mutants that still apply, targets that exist."""
+"""The house: locks match the requirements, mutants still apply, targets exist."""
 
 import ast
 import contextlib
@@ -22,13 +22,13 @@ LOCKS = ("requirements.lock", "requirements-spark.lock", "requirements-dev.lock"
 
 
 def names(lines: list[str]) -> set[str]:
-    """The normalised project names at the beginning of requirement lines."""
+    """Return the normalised project names at the beginning of requirement lines."""
     found = [re.match(r"[A-Za-z0-9._-]+", line) for line in lines]
     return {re.sub(r"[-_.]+", "-", match[0]).lower() for match in found if match}
 
 
 def locked(lock: str) -> set[str]:
-    """The projects that a lock pins."""
+    """Return the projects that a lock pins."""
     return names([line for line in text(Path(lock)).splitlines() if "==" in line])
 
 
@@ -59,7 +59,7 @@ def test_locks_name_hashes_and_no_index_or_folder() -> None:
 
 
 def held(lock: str, machine: dict[str, str]) -> dict[str, str]:
-    """The versions by project that this machine installs from a lock."""
+    """Return the versions by project that this machine installs from a lock."""
     found: dict[str, str] = {}
     for line in text(Path(lock)).splitlines():
         if "==" in line:
@@ -72,7 +72,8 @@ def held(lock: str, machine: dict[str, str]) -> dict[str, str]:
 
 
 def lacking(pins: dict[str, str], wanted: list[str], machine: dict[str, str]) -> set[str]:
-    """What of `wanted`, and of all that this needs in turn, the pins do not have."""
+    """Return the projects of `wanted`, and of everything that these need in turn, that the pins
+    lack."""
     missing, todo, seen = set(), [(line, "the project", "") for line in wanted], set()
     while todo:
         line, by, extra = todo.pop()
@@ -85,7 +86,7 @@ def lacking(pins: dict[str, str], wanted: list[str], machine: dict[str, str]) ->
         for more in ["", *need.extras]:
             if (name, more) not in seen:
                 seen.add((name, more))
-                with contextlib.suppress(metadata.PackageNotFoundError):  # another machine's
+                with contextlib.suppress(metadata.PackageNotFoundError):  # of another machine
                     todo += [(line, name, more) for line in metadata.requires(name) or []]
     return missing
 
@@ -93,7 +94,7 @@ def lacking(pins: dict[str, str], wanted: list[str], machine: dict[str, str]) ->
 @pytest.mark.parametrize("version", ["3.11.0", "3.11.2", "3.12.3", "3.13.5", "3.14.0"])
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 def test_locks_have_all_that_each_python_needs(version: str, platform: str) -> None:
-    """3.11.2 is Debian 12's: redis needs async-timeout there, and from 3.11.3 on nothing."""
+    """3.11.2 is Debian 12's Python: redis needs async-timeout there, and nothing from 3.11.3 on."""
     machine = {
         "python_full_version": version,
         "python_version": version.rpartition(".")[0],
@@ -119,7 +120,7 @@ def test_locks_have_all_that_each_python_needs(version: str, platform: str) -> N
 
 
 def mutants() -> ModuleType:
-    """scripts/mutants.py as a module."""
+    """Import scripts/mutants.py as a module."""
     spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts/mutants.py")
     assert spec is not None
     assert spec.loader is not None
@@ -173,7 +174,8 @@ def test_a_mutant_is_not_caught_by_a_name_that_it_plants(
 
 
 def test_a_verdict_rests_on_what_its_tests_reach() -> None:
-    """A module that the tests of a rule never import changes no verdict; the rule's own does."""
+    """A change of a module that the tests of a rule never import leaves its verdict valid; a change
+    of the rule's own module does not."""
     reached = mutants().reached(ROOT / "tests/push/test_ranges.py")
     assert ROOT / "push/ranges.py" in reached
     assert ROOT / "gateway/server.py" not in reached
@@ -215,7 +217,8 @@ def test_make_installs_nothing_large_before_it_helps(target: str) -> None:
 
 
 def test_no_example_of_hypothesis_is_judged_by_its_seconds() -> None:
-    """A busy machine fails no test: tests/conftest.py says so for all, and no test says other."""
+    """A busy machine fails no test. tests/conftest.py sets this for all, and no test overrides
+    it."""
     assert settings().deadline is None
     assert HealthCheck.too_slow in settings().suppress_health_check
     for path in files(".py", "tests"):

@@ -1,4 +1,5 @@
-"""Rooms of the JavaScript SDK: a module imports only what stands below it, and `proto` is pure."""
+"""Rooms of the JavaScript SDK: a module imports only from rooms below its own, and `proto` is
+pure."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from tests.layout.tree import ROOT, each, files
 
 SOURCES: Final = Path("clients/javascript/src")
 ROOMS: Final = ("proto", "io", "api")
-"""From the bottom to the top; `index.js` stands above them."""
+"""The rooms from the bottom to the top; `index.js` is above them."""
 MODULES: Final = files(".js", str(SOURCES))
 PURE: Final = [path for path in MODULES if path.parent.name == "proto"]
 IMPORTED: Final = re.compile(r'^(?:import|export)\b[^;"]*?\bfrom\s*"([^"]+)"', re.MULTILINE)
@@ -24,24 +25,24 @@ IMPURE: Final = re.compile(
 
 
 def code(text: str) -> str:
-    """A source without its comments."""
+    """Return a source without its comments."""
     return re.sub(r"/\*.*?\*/|(?<!:)//[^\n]*", "", text, flags=re.DOTALL)
 
 
 def imported(path: Path) -> Iterator[Path]:
-    """The modules that a module imports, relative to the root."""
+    """Yield the modules that a module imports, relative to the root."""
     for name in IMPORTED.findall(code((ROOT / path).read_text())):
         yield (ROOT / path.parent / name).resolve().relative_to(ROOT)
 
 
 def room(path: Path) -> int:
-    """The height of a module: the number of rooms below its own."""
+    """Return the height of a module: the number of rooms below its own."""
     inner = path.relative_to(SOURCES)
     return ROOMS.index(inner.parts[0]) if len(inner.parts) > 1 else len(ROOMS)
 
 
 def impure(text: str) -> list[str]:
-    """Whatever a source asks of the world: a clock, chance, a timer, the network."""
+    """Return every use of the outside world in a source: a clock, chance, a timer, the network."""
     return IMPURE.findall(code(text))
 
 

@@ -1,4 +1,4 @@
-"""A boundary that nothing checks is a name. What import-linter cannot see is checked here."""
+"""Checks of boundaries that import-linter cannot see."""
 
 import ast
 import re
@@ -18,24 +18,26 @@ PURE = [
     for path in files(".py", *SERVER)
     if (path.parts[0] == "push" or says_pure(path)) and name_of(path) not in reasons("pure")
 ]
-"""All rules, and every other module that says so; what ratchets.toml excepts has its reason."""
+"""All rules, and every other module that says so; exceptions have their reasons in
+ratchets.toml."""
 PROTO = [
     path
     for path in files(".py", "clients/python/src/tocsin/proto")
     if path.name not in ("__init__.py", "message.py")
 ]
-"""The Python SDK's ledgers. A message is left out, because a program awaits what it calls on it."""
+"""The Python SDK's ledgers. Messages are left out, because a program awaits their methods."""
 CLIENTS_IN_THE_SERVER = {Path("gateway/demo/demo.py")}
-"""The only modules of the server that may use the SDK: they are clients that ship with it."""
+"""The only modules of the server that may use the SDK: clients that ship with it."""
 COMMANDS_IN_THE_SERVER = set(files(".py", "gateway/cli"))
-"""Verbs that the client's `tocsin` command loads. They may use what its own verbs share, so that
-all of them confirm, read times and end in the same way; of the SDK they may use nothing else."""
+"""Verbs that the client's `tocsin` command loads. They may use the helpers of its own verbs, so
+that all of them confirm, read times and end in the same way. They may use nothing else of the
+SDK."""
 
 
 @each([*PURE, *PROTO])
 def test_pure_modules_never_wait(path: Path) -> None:
     waiting = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
-    # A Protocol says what the world offers; its `async def` is a shape, not an act.
+    # A Protocol describes an interface; its `async def` does not act.
     shapes = {
         id(method)
         for node in ast.walk(parsed(path))
@@ -79,7 +81,7 @@ def test_the_server_imports_no_client_load_or_analytics(path: Path) -> None:
 
 
 def test_nothing_but_commands_imports_commands() -> None:
-    """Else the client would come into the server through them."""
+    """Otherwise the client would come into the server through them."""
     modules = {path.with_suffix("").as_posix().replace("/", ".") for path in COMMANDS_IN_THE_SERVER}
     users = {path for path in files(".py", *SERVER) if imports(path) & modules}
     assert users - COMMANDS_IN_THE_SERVER - CLIENTS_IN_THE_SERVER == set()

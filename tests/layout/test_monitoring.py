@@ -1,4 +1,5 @@
-"""Dashboards, rules and their runbook: what they name exists, and they are what the tables say."""
+"""Dashboards, rules and their runbook: all names in them exist, and they equal the tables of the
+code."""
 
 import json
 import re
@@ -22,7 +23,7 @@ OF_PROMETHEUS = {"job", "instance", "le"}
 
 
 def check_expression(expr: str) -> None:
-    """Every series and every label that it names is there."""
+    """Check that every series and every label in an expression exists."""
     known = series()
     named = NAMES.findall(expr)
     assert set(named) <= set(known), expr
@@ -70,7 +71,7 @@ def test_alerts_have_names_of_their_own_and_a_section_each() -> None:
 
 
 def expressions(dashboard: Dashboard) -> list[str]:
-    """Everything that it asks for."""
+    """Return every expression of a dashboard."""
     asked = [expr for row in dashboard.rows.values() for panel in row for expr, _ in panel.lines]
     return [*asked, *dashboard.variables.values()]
 

@@ -1,4 +1,5 @@
-"""Figures of the code only fall, and what has fallen is recorded. See tests/layout/ratchets.py."""
+"""Figures of the code only fall, and each fall is recorded. The figures are in
+tests/layout/ratchets.py."""
 
 import ast
 from pathlib import Path

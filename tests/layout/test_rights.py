@@ -1,4 +1,4 @@
-"""Nobody can forget to say what an operation needs (P11)."""
+"""Every operation states the right that it needs (P11)."""
 
 import dataclasses
 from typing import get_args
@@ -9,14 +9,14 @@ from gateway.rest.app import OPERATIONS
 from gateway.rest.operation import NEEDS, Need, Operation
 
 PUBLIC = {"/v1/access", "/healthz", "/readyz"}
-"""Answered to anybody, and nothing else is."""
+"""The only paths that are answered without credentials."""
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
 def test_an_operation_says_what_it_needs(operation: Operation) -> None:
     assert operation.public is (operation.path in PUBLIC)
     assert operation.needs in (None, *NEEDS)
-    if "{queue}" in operation.path:  # who is let in may nothing there that no right gives
+    if "{queue}" in operation.path:  # an authenticated client may do there only what a right allows
         assert operation.needs not in (None, "own", "nothing")
     if "{session}" in operation.path:
         assert operation.needs == "own"

@@ -1,4 +1,4 @@
-"""The types of the Python SDK's settings and answers have the fields that the broker has."""
+"""The types of the Python SDK's settings and answers have the broker's fields."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from metadata.settings import AlertChange, Difference, GroupChange, QueueChange,
 
 
 def of_struct(form: Any) -> set[str]:
-    """The fields of a broker's struct."""
+    """Return the fields of a broker's struct."""
     return {field.name for field in msgspec.structs.fields(form)}
 
 

@@ -1,4 +1,4 @@
-"""SECURITY.md names tests that exist, limits that hold, and trials that can be run."""
+"""SECURITY.md names only tests that exist, limits that hold, and trials that can be run."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ DOCUMENT = text(Path("SECURITY.md"))
 
 
 def named_in(name: str) -> set[str]:
-    """The tests in files of this name, wherever they are."""
+    """Return the tests in all files of this name."""
     found: set[str] = set()
     for path in (ROOT / "tests").rglob(name):
         tree = ast.parse(path.read_text())

@@ -1,4 +1,4 @@
-"""Which Python `scripts/setup` takes: being compiled with optimisation goes before its place."""
+"""The choice of a Python by `scripts/setup`: optimisation counts more than the place."""
 
 import shutil
 import subprocess
@@ -19,8 +19,8 @@ esac
 
 
 def taken(folder: Path, *found: str) -> tuple[str, str]:
-    """Of these Pythons: the name of the one that was to make the .venv, and all that was said. A
-    name says what it is: old, slow (without optimisation), bare (it makes no venvs)."""
+    """Return the name of the Python that was to make the .venv, among these, and all output. A name
+    states its kind: old, slow (without optimisation), bare (it cannot make venvs)."""
     (folder / "clients/python").mkdir(parents=True)
     (folder / "scripts").mkdir()
     for path in ("scripts/setup", "pyproject.toml", "clients/python/pyproject.toml"):

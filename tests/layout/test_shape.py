@@ -1,4 +1,4 @@
-"""Style that a machine can check: sizes, leftovers, docstrings, references that lead nowhere."""
+"""Checks of style by machine: sizes, leftovers, docstrings, references to missing files."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from tests.layout.tree import ALL, DOCUMENTS, OUTSIDE, ROOT, SERVER, each, files
 FUNCTION_LINES_MAX = 60
 COLUMNS_MAX = 100
 EXCEPTIONS: dict[str, str] = {}
-"""`path:function` → why it may be longer. Empty is what we want."""
+"""`path:function` → the reason why it may be longer. Ideally empty."""
 
 CODE = files(".py", *ALL)
 SCRIPTS = files(".js", *ALL)
@@ -36,8 +36,8 @@ def test_a_function_fits_on_a_screen(path: Path) -> None:
 
 
 def functions(path: Path) -> list[tuple[str, int]]:
-    """(first line, how many lines) of each function of a script: it ends with the first brace that
-    is indented as it is, as the code here is written."""
+    """Return (first line, number of lines) of each function of a script. It ends with the first
+    brace that has its indentation, as the code here is written."""
     lines = text(path).splitlines()
     found = []
     for number, line in enumerate(lines):
@@ -52,7 +52,7 @@ def functions(path: Path) -> list[tuple[str, int]]:
 
 BEGINS = re.compile(
     r"(?!.*\bclass\b)\s*(?:\}\s*)?"
-    r"(?:.*\bfunction\b.*\{|.*=> \{|\)+ (?:=> )?\{"  # a function that has a name or not
+    r"(?:.*\bfunction\b.*\{|.*=> \{|\)+ (?:=> )?\{"  # a function with or without a name
     r"|(?!(?:if|for|while|switch|catch|else|do|try)\b)"  # a method
     r"(?:static |async |get |set |\*)*[#\w$]+\(.*\{)\s*$"
 )
@@ -86,7 +86,7 @@ def test_nothing_is_left_for_later(path: Path) -> None:
 
 @each([*CODE, *SCRIPTS, *PAGES, *PROSE])
 def test_nothing_refers_to_what_is_not_here(path: Path) -> None:
-    """The project stands alone: no developer's folder, no document that is not in it."""
+    """The project refers to no developer's folder, and to no document outside itself."""
     assert re.findall(r"(?<![\w.~-])/(?:work|home|Users|opt)/[\w.-]+", text(path)) == []
     named = set(re.findall(r"\b[A-Z][A-Z_]+\.md\b", text(path)))
     here = {found.name for found in ROOT.glob("*.md")} | {

@@ -1,4 +1,4 @@
-"""What the layout tests look at: the files of this checkout."""
+"""The files of this checkout, for the layout tests."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SERVER = ("push", "storage", "metadata", "gateway", "runtime", "services")
-"""The packages of the server, whether they are there yet or not."""
+"""The packages of the server, even if they do not exist yet."""
 OUTSIDE = ("clients", "loadtests", "spark")
 ALL = (*SERVER, *OUTSIDE, "scripts", "tests")
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "PROTOCOL.md", "CHANGELOG.md", "CONTRIBUTING.md")
@@ -17,7 +17,7 @@ _LEFT_OUT = {"__pycache__", "node_modules", "vendor", "build"}
 
 @cache
 def files(suffix: str, *folders: str) -> list[Path]:
-    """Files with this suffix below these folders, relative to the root, sorted."""
+    """Return files with this suffix below these folders, relative to the root, sorted."""
     return sorted(
         path.relative_to(ROOT)
         for folder in folders
@@ -29,8 +29,8 @@ def files(suffix: str, *folders: str) -> list[Path]:
 
 
 def each(paths: Sequence[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
-    """One test that looks at every one of these files and tells of all that are not as they should
-    be; thousands of tests of a millisecond each are a minute of what surrounds a test."""
+    """Make one test that checks every one of these files and reports all that fail. Thousands of
+    separate tests of a millisecond each would take a minute in overhead."""
     assert paths
 
     def of(check: Callable[[Path], None]) -> Callable[[], None]:
@@ -52,18 +52,18 @@ def each(paths: Sequence[Path]) -> Callable[[Callable[[Path], None]], Callable[[
 
 @cache
 def text(path: Path) -> str:
-    """A file's text, by its path from the root."""
+    """Return a file's text, by its path from the root."""
     return (ROOT / path).read_text(encoding="utf-8")
 
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """A Python file's syntax tree."""
+    """Return a Python file's syntax tree."""
     return ast.parse(text(path), filename=str(path))
 
 
 def imports(path: Path) -> set[str]:
-    """The modules that a file imports, anywhere in it, with their dots."""
+    """Return the modules that a file imports, anywhere in it, with their dots."""
     found: set[str] = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
@@ -74,7 +74,7 @@ def imports(path: Path) -> set[str]:
 
 
 def section(document: str, heading: str) -> str:
-    """The text of one `## heading` of a document, to the next heading of that level."""
+    """Return the text of one `## heading` of a document, to the next heading of that level."""
     pattern = rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)"
     found = re.search(pattern, text(Path(document)), re.MULTILINE | re.DOTALL)
     assert found is not None, f"{document} has no section {heading!r}"
@@ -82,7 +82,7 @@ def section(document: str, heading: str) -> str:
 
 
 def table_rows(markdown: str) -> list[list[str]]:
-    """The cells of every table row that is neither a head nor a ruler."""
+    """Return the cells of every table row that is neither a head nor a ruler."""
     rows = [
         [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
         for line in markdown.splitlines()

@@ -1,7 +1,7 @@
 """`python -m tests.system.autobahn PYTHON2`: the Autobahn test suite against our protocol class.
 
-PYTHON2 starts a Python 2.7 that has `autobahntestsuite`; `make autobahn` gets one and runs this. It
-prints a table, and ends with 1 where a case failed that is not in TOLERATED.
+PYTHON2 starts a Python 2.7 that has `autobahntestsuite`; `make autobahn` installs one and runs
+this. It prints a table, and ends with 1 if a case failed that is not in TOLERATED.
 """
 
 import asyncio
@@ -18,23 +18,23 @@ from gateway.net.handshake import PATH, SUBPROTOCOL
 from tests.system.echo_sockets import echoing
 
 CASES: Final = ("1.*", "2.*", "3.*", "4.*", "5.*", "6.*", "7.*", "10.*")
-"""Without 9 (how fast, and up to 16 MiB, which we refuse) and 12, 13 (compression, which we do not
-have)."""
+"""The cases to run. Left out are 9 (speed, and up to 16 MiB, which we refuse) and 12, 13
+(compression, which we do not have)."""
 CASES_MIN: Final = 240
-"""There are 247. A suite that ran fewer has not run."""
+"""The least number of cases. There are 247; a suite that ran fewer has not run."""
 SECTIONS: Final = {
     1: "framing", 2: "pings and pongs", 3: "reserved bits", 4: "opcodes", 5: "fragmentation",
     6: "UTF-8", 7: "closing", 10: "fragments of 64 KiB",
 }  # fmt: skip
 TOLERATED: Final[dict[str, str]] = {}
-"""Case → why we differ."""
+"""Case → the reason why we differ."""
 TIMEOUT_S: Final = 600.0
 _RUN: Final = "from autobahntestsuite.wstest import run; run()"
 _VERDICTS: Final = ("OK", "NON-STRICT", "INFORMATIONAL", "FAILED")
 
 
 async def run(python: str, folder: Path) -> dict[str, Any]:
-    """Run the fuzzing client; case → its result."""
+    """Run the fuzzing client; return case → result."""
     async with echoing() as port:
         server = {
             "agent": "tocsin",
@@ -65,7 +65,7 @@ async def run(python: str, folder: Path) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """The worse of what was done and how it was closed."""
+    """Return the worse verdict of the case's behavior and of its close."""
     both = [result["behavior"], result["behaviorClose"]]
     for name in ("OK", "INFORMATIONAL", "NON-STRICT"):
         if all(one in ("OK", name) for one in both):
@@ -74,7 +74,7 @@ def verdict(result: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
-    """As Markdown: a line for each section, and the cases that are not OK."""
+    """Return a Markdown table with a line for each section, and the cases that are not OK."""
     counts: dict[int, Counter[str]] = {section: Counter() for section in SECTIONS}
     for case, result in results.items():
         counts[int(case.partition(".")[0])][verdict(result)] += 1
@@ -95,7 +95,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main(python: str) -> int:
-    """Run, print, judge: the exit code."""
+    """Run, print and judge; return the exit code."""
     with tempfile.TemporaryDirectory(prefix="tocsin-autobahn-") as name:
         results = uvloop.run(run(python, Path(name)))
     print(table(results))  # noqa: T201

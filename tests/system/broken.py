@@ -1,8 +1,8 @@
-"""A broker that is broken on purpose: the negative control of the soak runs.
+"""A deliberately broken broker, the negative control of the soak runs.
 
 `python broken.py --break=receipt-before-commit` or `--break=synchronous-normal` starts `tocsin
-serve` with the one thing replaced from outside; the product itself has no switch for either. A soak
-run that stays green on this proves nothing.
+serve` with one thing replaced from outside; the product itself has no switch for either. A soak run
+that stays green on this proves nothing.
 """
 
 import sys
@@ -18,8 +18,8 @@ from storage.sqlite.store import SqliteStorage
 from storage.sqlite.writer import Answer, StoreWriter, WriteTask
 
 COMMIT_DELAY_S: Final = 0.2
-"""Between the receipt and the commit: what a kill in it takes with it was promised. Long enough
-for the receipts to be read by clients that share two busy cores with other tests."""
+"""Time between the receipt and the commit; a kill within it loses what was promised. It is long
+enough for clients on two busy cores to read the receipts."""
 
 
 def receipt_before_commit() -> None:

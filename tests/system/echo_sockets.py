@@ -1,7 +1,7 @@
-"""Our own WebSocket protocol class with an echo in the place of a conversation: what the Autobahn
-test suite speaks to. Handshake, reading, judging and closing are the shipped ones.
+"""Our own WebSocket protocol class with an echo in place of a session, as the target of the
+Autobahn test suite. Handshake, reading, judging and closing are the shipped ones.
 
-The subprotocol has no binary messages, so that the class does not hand their payloads on: here its
+The subprotocol has no binary messages, so the class does not pass their payloads on. Here its
 reader keeps the last one.
 """
 
@@ -24,7 +24,7 @@ from tests.gateway.raw_sockets import serve
 
 
 class _Reader(MessageReader):
-    """Ours; what it handed out last can be looked at."""
+    """Our reader, which keeps its last payload."""
 
     __slots__ = ("payload",)
 
@@ -35,7 +35,7 @@ class _Reader(MessageReader):
 
 
 class _Echo(Session):
-    """Sends back what comes. It wants no `hello`, and ends by itself never."""
+    """A session that sends back what comes. It needs no `hello`, and never ends by itself."""
 
     __slots__ = ("_connection",)
 
@@ -50,7 +50,7 @@ class _Echo(Session):
     def receive(self, *messages: bytes, now: float) -> int:
         for data in messages:
             try:
-                data.decode()  # the session's machine does it for us: gateway.wire.frames.decode
+                data.decode()  # the session's decoder does this for us: gateway.wire.frames.decode
             except UnicodeDecodeError:
                 self._connection.close(INVALID_UTF8)
                 break
@@ -75,7 +75,7 @@ class _EchoConnection(WebSocketConnection):
 
 @asynccontextmanager
 async def echoing() -> AsyncIterator[int]:
-    """An echo server on a free port of loopback: the port."""
+    """Run an echo server on a free port of loopback; yield the port."""
     connections = Connections(SessionServices(broker_in_memory(), Authenticator(None)))
 
     class Bound(_EchoConnection):

@@ -1,4 +1,4 @@
-"""A message's life, recorded by a profiler: which modules of the server it passes, hop by hop.
+"""A message's life, recorded by a profiler: the modules of the server that it passes, hop by hop.
 
     .venv/bin/python -m tests.system.life push        publish, push and ack over a WebSocket
     .venv/bin/python -m tests.system.life pull        publish, pull and ack over HTTP
@@ -10,10 +10,10 @@ thread. Connection, subscription and a few messages come first; then single mess
 from the arrival of the publish's bytes to the write of the ack's `ok`.
 
 A **hop** is the first call of a function of the server, in the loop's thread or in one of the
-storage: whoever reads along reads a function once, and comprehensions with the function that they
-stand in. Hops in a row in one module are one **passage**; a **return** is a passage through a
-module that was left before. Functions that are not in each of several recordings are left out: they
-are what a gateway does meanwhile. The figures are of the recording in the middle.
+storage. A reader of the code reads a function once, and comprehensions with their function. Hops in
+a row in one module are one **passage**; a **return** is a passage through a module that was left
+before. Functions that are not in each of several recordings are left out, because the gateway runs
+them for other reasons. The figures are of the recording in the middle.
 """
 
 import argparse
@@ -50,7 +50,7 @@ _READS: Final = ("_read_ready__data_received", "_read_ready__get_buffer")
 _THREAD: Final = re.compile(r"[_-]\d+$")
 _TRANSPORT: Final = "asyncio/selector_events.py"
 _INLINE: Final = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-"""Parts of the function that they stand in; newer Pythons call nothing for most of them."""
+"""Parts of the function around them; newer Pythons make no call for most of them."""
 _READ, _WRITE = "<read>", "<write>"
 
 
@@ -68,7 +68,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One message's hops, in order, and the number of all calls."""
+    """The hops of one message, in order, and the number of all calls."""
 
     hops: tuple[Hop, ...]
     calls: int
@@ -110,7 +110,8 @@ def path_of(module: str) -> Path:
 
 
 class Recorder:
-    """Calls of functions of the server in every thread that begins while it is installed."""
+    """A recorder of calls of the server's functions, in every thread that begins while it is
+    installed."""
 
     def __init__(self) -> None:
         self._modules: dict[CodeType, str | None] = {}
@@ -119,7 +120,7 @@ class Recorder:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Threads that begin within the block are watched."""
+        """Watch threads that begin within the block."""
         threading.setprofile(self._see)
         try:
             yield
@@ -127,7 +128,8 @@ class Recorder:
             threading.setprofile(None)
 
     def record(self, act: Callable[[], None]) -> Life:
-        """The hops while `act` runs: from the first bytes that arrive to the last ones written."""
+        """Return the hops while `act` runs, from the first bytes that arrive to the last ones
+        written."""
         self._events, self._is_on = [], True
         act()
         self._is_on = False
@@ -148,8 +150,8 @@ class Recorder:
 
 
 def as_read(events: Sequence[Hop]) -> Life:
-    """Between two arrivals of bytes, what a thread beside the loop did stands where it began: the
-    two go on at the same time, and now one is ahead, now the other."""
+    """Order the calls of one message. A thread beside the loop runs at the same time, so its calls
+    are put where they began, between two arrivals of bytes."""
     ordered: list[Hop] = []
     for hop in events:
         if hop.module == _READ or hop.thread == LOOP:
@@ -171,7 +173,8 @@ def as_read(events: Sequence[Hop]) -> Life:
 
 
 def _common(found: Sequence[Life]) -> list[Life]:
-    """Without the functions that are not in every recording: what a gateway does meanwhile."""
+    """Remove the functions that are not in every recording, because the gateway runs them for other
+    reasons."""
     names = [{(hop.module, hop.function) for hop in life.hops} for life in found]
     core = set.intersection(*names)
     return [
@@ -181,7 +184,8 @@ def _common(found: Sequence[Life]) -> list[Life]:
 
 
 def _module_of(code: CodeType) -> str | None:
-    """The module of the server that a function stands in, or what it does at the socket."""
+    """Return the module of the server that contains a function, or the function's act at the
+    socket."""
     path = Path(code.co_filename)
     if code.co_name in _INLINE:
         return None
@@ -198,7 +202,7 @@ def _module_of(code: CodeType) -> str | None:
 
 @contextmanager
 def serving(config: Config) -> Iterator[str]:
-    """A gateway on a loop of its own, in a thread of its own; yields its URL."""
+    """Run a gateway on a loop of its own, in a thread of its own; yield its URL."""
     ready, url = threading.Event(), ""
     stop: Callable[[], object] = ready.set
     failed: list[BaseException] = []
@@ -248,7 +252,7 @@ class Talk:
         self._socket.send(json.dumps(frame))
 
     def until(self, kind: str) -> dict[str, Any]:
-        """The next frame of this type; those of others are left out."""
+        """Return the next frame of this type; frames of other types are dropped."""
         while True:
             for frame in _frames(self._socket.recv(WAIT_S)):
                 if frame["type"] == "error":
@@ -264,7 +268,7 @@ def _frames(data: str | bytes) -> list[dict[str, Any]]:
 
 @contextmanager
 def talking(url: str) -> Iterator[Talk]:
-    """A session that has said hello."""
+    """Yield a session that has said hello."""
     address = url.replace("http", "ws", 1) + "/v1/ws"
     with connect(address, subprotocols=[Subprotocol("tocsin.v1")], proxy=None) as socket:
         talk = Talk(socket)
@@ -274,13 +278,13 @@ def talking(url: str) -> Iterator[Talk]:
 
 
 class Calls:
-    """HTTP over one connection that is kept."""
+    """HTTP calls over one connection that is kept."""
 
     def __init__(self, url: str) -> None:
         self._connection = HTTPConnection(url.partition("//")[2], timeout=WAIT_S)
 
     def __call__(self, method: str, path: str, body: Any) -> Any:
-        """A request; the decoded answer."""
+        """Send a request; return the decoded answer."""
         headers = {"Content-Type": "application/json"}
         self._connection.request(method, path, json.dumps(body), headers)
         answer = self._connection.getresponse()
@@ -295,8 +299,8 @@ class Calls:
 
 
 def pushed(url: str) -> Iterator[Callable[[], None]]:
-    """Acts of one message each over WebSockets: published by one session, pushed to another one,
-    acked with a confirmation."""
+    """Yield an act of one message each time over WebSockets: published by one session, pushed to
+    another one, acked with a confirmation."""
     with closing(Calls(url)) as call:
         call("PUT", "/v1/queues/orders", {"partitions": 1})
     with talking(url) as producer, talking(url) as consumer:
@@ -319,7 +323,7 @@ def pushed(url: str) -> Iterator[Callable[[], None]]:
 
 
 def pulled(url: str) -> Iterator[Callable[[], None]]:
-    """Acts of one message each over HTTP: published, pulled, acked."""
+    """Yield an act of one message each time over HTTP: published, pulled, acked."""
     call = Calls(url)
     call("PUT", "/v1/queues/orders", {"partitions": 1})
     group = "/v1/queues/orders/groups/billing"
@@ -338,7 +342,7 @@ def pulled(url: str) -> Iterator[Callable[[], None]]:
 
 
 def lives(journey: str) -> list[Life]:
-    """Several recordings of one journey, by their number of returns."""
+    """Return several recordings of one journey, by their number of returns."""
     recorder = Recorder()
     store = a_server() if journey == "redis" else nullcontext()
     acts = pulled if journey == "pull" else pushed
@@ -360,12 +364,12 @@ def lives(journey: str) -> list[Life]:
 
 
 def middle(found: Sequence[Life]) -> Life:
-    """The median."""
+    """Return the median recording."""
     return found[len(found) // 2]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what was recorded. Returns the exit code."""
+    """Print the recording. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.system.life",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""A small world of ours with a Prometheus before it: one process of each kind."""
+"""A small installation with a Prometheus: one process of each kind."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -25,13 +25,13 @@ ENTER: Final = (
     "click.Group(commands={'manager': manager_group, 'metadata': metadata})()",
 )
 READY: Final = ("embedded", "shared")
-"""Those that say so, beside the node; a manager does not."""
+"""The processes that report readiness, beside the node; a manager does not."""
 
 
 @dataclass
 class World:
     """`embedded` is a gateway with a store of its own, `shared` one over `store`, `node` one of the
-    metadata service, `manager` a manager. `at`: where each tells its metrics."""
+    metadata service, `manager` a manager. `at`: the address of each one's metrics."""
 
     store: Node
     processes: dict[str, Server]
@@ -40,14 +40,14 @@ class World:
 
 
 def settings(port: int) -> dict[str, str]:
-    """Those of a gateway or manager that tells its metrics there."""
+    """Return the settings of a gateway or manager that serves its metrics on this port."""
     return {
         "TOCSIN_TOKEN": TOKEN, "TOCSIN_METRICS_TOKEN": SCRAPER, "TOCSIN_METRICS_PORT": str(port),
     }  # fmt: skip
 
 
 def same(text: str) -> str:
-    """As it is."""
+    """Return the text unchanged."""
     return text
 
 
@@ -60,8 +60,9 @@ def monitored(
     beside: Mapping[str, str] | None = None,
     rules: Callable[[str], str] = same,
 ) -> Iterator[World]:
-    """One that works. `jobs`: which processes each job scrapes; `beside`: who else tells metrics,
-    and where. `embedded`: more settings of that one. Its holder observes the queue orders."""
+    """Run the installation. `jobs`: the processes that each job scrapes. `beside`: further
+    processes with metrics, and their addresses. `embedded`: more settings of that gateway. Its
+    holder observes the queue orders."""
     ports = {name: free_port() for name in ("embedded", "shared", "node", "manager")}
     at = {name: f"127.0.0.1:{port}" for name, port in ports.items()} | dict(beside or {})
     alone = Server(folder / "embedded", settings=settings(ports["embedded"]) | dict(embedded or {}))

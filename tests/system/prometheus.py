@@ -1,5 +1,5 @@
-"""A real Prometheus over real processes: the configuration and the rules are those that are
-shipped, with other addresses and seconds in place of minutes."""
+"""A real Prometheus over real processes. Its configuration and rules are the shipped ones, with
+other addresses, and seconds in place of minutes."""
 
 import json
 import math
@@ -26,25 +26,25 @@ TIMEOUT_S = 30
 
 
 class Unanswered(RuntimeError):
-    """It refuses, or does not know everything; the text says why."""
+    """A Prometheus refuses, or does not know everything; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of an answer: (unix seconds, value), without those that are no number."""
+    """A series of an answer: (unix seconds, value), without values that are no number."""
 
     labels: Mapping[str, str]
     points: Sequence[tuple[float, float]]
 
 
 class Prometheus:
-    """The one at this address. What it cannot be asked at all is an OSError."""
+    """The Prometheus at an address. Without a connection, calls raise OSError."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def ask(self, path: str, **words: str | Sequence[str]) -> Any:
-        """What its API answers. Raises Unanswered."""
+        """Return the answer of its API. Raises Unanswered."""
         query = urllib.parse.urlencode(words, doseq=True)
         address = f"{self.url}/api/v1/{path}?{query}"
         try:
@@ -57,11 +57,11 @@ class Prometheus:
         return found["data"]
 
     def holds(self, expr: str) -> bool:
-        """Whether it finds something for this expression now."""
+        """Whether an expression has a result now."""
         return bool(self.ask("query", query=expr)["result"])
 
     def values(self, query: str, chosen: Mapping[str, str]) -> list[str]:
-        """What a variable's query, `label_values(SELECTOR, LABEL)`, finds."""
+        """Return the results of a variable's query, `label_values(SELECTOR, LABEL)`."""
         match = re.fullmatch(r"label_values\((.*), ([a-z]+)\)", query)
         if match is None:
             raise Unanswered(f"{query} is no label_values(SELECTOR, LABEL)")
@@ -69,7 +69,7 @@ class Prometheus:
         return [str(value) for value in found]
 
     def series(self, expr: str, began: float, ended: float, step_s: float) -> list[Series]:
-        """What it finds for this expression between these unix seconds."""
+        """Return the series of an expression between these unix seconds."""
         found = self.ask(
             "query_range", query=expr, start=f"{began:.3f}", end=f"{ended:.3f}", step=f"{step_s:g}"
         )
@@ -83,14 +83,14 @@ class Prometheus:
 
 
 def whole(expr: str, rate_interval_s: float, chosen: Mapping[str, str]) -> str:
-    """A dashboard's expression as Grafana asks for it where this is `chosen`, variable by
+    """Return a dashboard's expression as Grafana sends it, with the `chosen` value of each
     variable."""
     expr = expr.replace("$__rate_interval", f"{rate_interval_s:.0f}s")
     return re.sub(r"\$([a-z]+)\b", lambda found: chosen[found[1]], expr)
 
 
 def all_chosen(dashboard: Dashboard, prometheus: Prometheus) -> dict[str, str]:
-    """What stands for each variable of a dashboard where all of its values are chosen. Raises
+    """Return the value of each variable of a dashboard when all of its values are chosen. Raises
     Unanswered, OSError."""
     chosen: dict[str, str] = {}
     for name, query in dashboard.variables.items():
@@ -100,22 +100,22 @@ def all_chosen(dashboard: Dashboard, prometheus: Prometheus) -> dict[str, str]:
 
 
 def _escaped(value: str) -> str:
-    """In a regular expression that stands between quotes."""
+    """Escape a value for a regular expression inside quotes."""
     return re.escape(value).replace("\\", "\\\\")
 
 
 class Running(Prometheus):
-    """One of our own. Made by `scraping`."""
+    """A Prometheus of our own, made by `scraping`."""
 
     def __init__(self, program: Program, folder: Path, url: str) -> None:
-        """In `folder` are its files."""
+        """`folder` has its files."""
         super().__init__(url)
         self._program = program
         self.folder = folder
 
     def is_up(self, jobs: Sequence[str]) -> bool:
         """Whether the targets of these jobs, and no others, answered the last time. Raises
-        AssertionError: it has ended."""
+        AssertionError if the process has ended."""
         assert self._program.is_running, self._program.log_end()
         try:
             targets = self.ask("targets", state="active")["activeTargets"]
@@ -126,8 +126,8 @@ class Running(Prometheus):
 
 
 def configuration(targets: Mapping[str, Sequence[str]]) -> str:
-    """That which is shipped, for these targets by job. A job that is not there is as the gateways'
-    is."""
+    """Return the shipped configuration for these targets by job. A job that it does not have gets
+    the form of the gateways' job."""
     text = (SHIPPED / "prometheus.yml").read_text().replace("scheme: https", "scheme: http")
     text = text.replace("_interval: 15s", f"_interval: {EVERY_S}s")
     head, *jobs = text.split("  - job_name: ")
@@ -146,9 +146,9 @@ def configuration(targets: Mapping[str, Sequence[str]]) -> str:
 def scraping(
     folder: Path, targets: Mapping[str, Sequence[str]], rules: Callable[[str], str]
 ) -> Iterator[Running]:
-    """One that scrapes these (host:port, by job of the shipped configuration), which need not be
-    there yet; nor need the files in its folder that have their tokens. It takes seconds until it
-    begins. `rules`: what becomes of the text of each file with rules."""
+    """Run a Prometheus that scrapes these targets (host:port, by job of the shipped configuration).
+    Neither the targets nor the token files in its folder need to exist yet. It takes seconds until
+    it begins. `rules` changes the text of each file with rules."""
     folder.mkdir()
     for name in ("recording.yml", "alerts.yml"):
         (folder / name).write_text(rules((SHIPPED / name).read_text()))

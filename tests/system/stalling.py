@@ -1,4 +1,4 @@
-"""A broker whose metadata stalls on SIGUSR1, until SIGUSR2: for the trial `calm`.
+"""A broker whose metadata stalls on SIGUSR1, until SIGUSR2, for the trial `calm`.
 
 `python stalling.py` starts `tocsin serve` with the metadata wrapped from outside; the product
 itself has no switch for it.
@@ -20,7 +20,7 @@ from tests.mad import MadMetadata
 
 
 def guarded(inner: Metadata) -> GuardedMetadata:
-    """As it ships, around something that may stall."""
+    """Return the shipped guard around a metadata that may stall."""
     mad = MadMetadata(inner)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, mad.stall)

@@ -1,4 +1,4 @@
-"""A broker process and raw clients that may say anything."""
+"""A broker process, and raw clients that may send anything."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ UNEXPECTED = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected|exception", re.IG
 
 @contextmanager
 def running(folder: Path, *flags: str) -> Iterator[Server]:
-    """A broker process with these flags; at its end its log must hold nothing unexpected."""
+    """Run a broker process with these flags. In the end its log must hold nothing unexpected."""
     server = Server(folder / "data", command=[*SERVE, *flags])
     server.spawn()
     try:
@@ -38,7 +38,7 @@ def running(folder: Path, *flags: str) -> Iterator[Server]:
 
 @asynccontextmanager
 async def http_to(server: Server, token: str | None = None) -> AsyncIterator[httpx2.AsyncClient]:
-    """HTTP to it."""
+    """Yield an HTTP client of the broker."""
     headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
     async with httpx2.AsyncClient(
         base_url=server.url, trust_env=False, timeout=30, headers=headers
@@ -47,14 +47,14 @@ async def http_to(server: Server, token: str | None = None) -> AsyncIterator[htt
 
 
 class Talk:
-    """One WebSocket. Frames that nobody has asked for yet are kept, in order."""
+    """A WebSocket. Frames that no call has asked for yet are kept, in order."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
         self.kept: list[Frame] = []
 
     async def say(self, *texts: str | bytes) -> None:
-        """Send each as one text message, whatever it is."""
+        """Send each text as one message, whatever it is."""
         for text in texts:
             data = text.encode() if isinstance(text, str) else text
             await self.connection.send(data, text=True)
@@ -64,12 +64,12 @@ class Talk:
         await self.say(json.dumps(fields))
 
     async def ask(self, **fields: Any) -> Frame:
-        """Send one frame with a `ref`; its answer."""
+        """Send one frame with a `ref`; return its answer."""
         await self.tell(**fields)
         return await self.get("ok", "error", "pong", ref=fields["ref"])
 
     async def get(self, *kinds: str, **fields: object) -> Frame:
-        """The next frame of these kinds with these fields."""
+        """Return the next frame of these kinds with these fields."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 for frame in self.kept:
@@ -84,15 +84,15 @@ class Talk:
         self.kept += received if isinstance(received, list) else [received]
 
     async def answers(self, mark: int = (1 << 53) - 1) -> list[Frame]:
-        """Everything that was said before the answer to a ping that goes out now: what the last
-        message was answered with. Pushes are left out."""
+        """Return all frames before the answer to a ping that is sent now: the answers to the last
+        message. Pushes are left out."""
         await self.tell(type="ping", ref=mark)
         await self.get("pong", ref=mark)
         kept, self.kept = self.kept, []
         return [frame for frame in kept if frame["type"] != "push"]
 
     async def ended(self) -> tuple[int, list[Frame]]:
-        """Wait for the end of the session: the close code, and what was said before it."""
+        """Wait for the end of the session; return the close code, and the frames before it."""
         async with asyncio.timeout(WAIT_S):
             with suppress(ConnectionClosed):
                 while True:
@@ -104,7 +104,7 @@ class Talk:
 
 @asynccontextmanager
 async def talking(server: Server, **hello: Any) -> AsyncIterator[Talk]:
-    """An open session, after `welcome`."""
+    """Yield an open session, after `welcome`."""
     async with silent(server) as talk:
         await talk.tell(type="hello", **hello)
         await talk.get("welcome")
@@ -113,7 +113,7 @@ async def talking(server: Server, **hello: Any) -> AsyncIterator[Talk]:
 
 @asynccontextmanager
 async def silent(server: Server) -> AsyncIterator[Talk]:
-    """An open WebSocket, before `hello`."""
+    """Yield an open WebSocket, before `hello`."""
     url = server.url.replace("http", "ws", 1) + "/v1/ws"
     async with connect(
         url, subprotocols=[Subprotocol("tocsin.v1")], proxy=None, max_size=None, close_timeout=2,

@@ -1,5 +1,5 @@
-"""Alerts as they are shipped, with seconds in place of minutes: each fires with a real fault, and
-is over when the fault is. Five minutes, and root's rights: `make soak`."""
+"""The shipped alerts, with seconds in place of minutes: each fires with a real fault, and ends with
+it. Takes five minutes and needs root: `make soak`."""
 
 import asyncio
 import os
@@ -49,7 +49,7 @@ WITHOUT: Final = {
     "TocsinFsyncSlow": "needs a disk that is slow",
     "TocsinScrapeIncomplete": "a scrape every second ends before the storage is given up on",
 }
-"""No fault here is theirs. promtool's tests have all of them."""
+"""Alerts without a fault here. promtool's tests cover all alerts."""
 WINDOWS: Final = {"1m": "4s", "5m": "6s", "10m": "45s", "15m": "12s", "30m": "45s", "1h": "12s"}
 BOUNDS: Final = {
     "TocsinGroupBehind": ("> 600", "> 2"),
@@ -58,7 +58,7 @@ BOUNDS: Final = {
     "TocsinMetadataAway": ("> 30", "> 8"),
     "TocsinDutiesFail": ("> 20", "> 3"),
 }
-"""What is minutes, or many, there."""
+"""Bounds of alerts that are minutes, or high counts, in the shipped rules."""
 SESSIONS: Final = 40
 FILES: Final = FILES_KEPT + SESSIONS
 FEW_FILES: Final = (
@@ -69,7 +69,7 @@ FEW_FILES: Final = (
 
 
 def scaled(text: str) -> str:
-    """Rules that do not wait."""
+    """Return the rules without their waits."""
     parts = re.split(r"(?=      - alert: )", text)
     for place, part in enumerate(parts):
         name = part.removeprefix("      - alert: ").partition("\n")[0]
@@ -83,7 +83,7 @@ def scaled(text: str) -> str:
 
 @contextmanager
 def disk(folder: Path) -> Iterator[None]:
-    """In memory, and of a size of its own."""
+    """Mount a file system in memory, with a size of its own."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4g", "tmpfs", folder], check=True)
     try:
@@ -94,17 +94,18 @@ def disk(folder: Path) -> Iterator[None]:
 
 @dataclass
 class Faulty(World):
-    """With another embedded gateway, `crowded`, which has a small disk and few files."""
+    """The installation with another embedded gateway, `crowded`, which has a small disk and few
+    files."""
 
     crowded: Server
     disk: Path
 
     def resize(self, size: str) -> None:
-        """Its disk has this size from now on."""
+        """Change the size of its disk."""
         subprocess.run(["mount", "-o", f"remount,size={size}", self.disk], check=True)
 
     def firing(self) -> set[str]:
-        """The names of alerts that fire."""
+        """Return the names of firing alerts."""
         alerts = self.prometheus.ask("alerts")["alerts"]
         return {one["labels"]["alertname"] for one in alerts if one["state"] == "firing"}
 
@@ -118,7 +119,7 @@ TARGETS: Final = ("tocsin", *JOBS, "tocsin-orders")
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
-    """All of it, scraped, and nothing fires."""
+    """The whole installation, scraped, without a firing alert."""
     folder, port = tmp_path_factory.mktemp("alerts"), free_port()
     nowhere = {"TOCSIN_ALERT_WEBHOOKS": f"nowhere=http://127.0.0.1:{free_port()}/"}
     beside = {"crowded": f"127.0.0.1:{port}"}
@@ -134,7 +135,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
 
 
 async def watched(server: Server) -> None:
-    """The queue that its holder watches is there."""
+    """Create the queue that its holder observes."""
     async with http_to(server, TOKEN) as http:
         assert (await http.put("/v1/queues/orders", json={})).status_code == 201
 
@@ -147,7 +148,7 @@ async def client_of(world: Faulty, name: str) -> AsyncIterator[tocsin.Client]:
 
 @asynccontextmanager
 async def during(work: Callable[[], Any]) -> AsyncIterator[None]:
-    """Again and again, whatever comes of it."""
+    """Repeat the work during the block, whatever its result."""
 
     async def working() -> None:
         while True:
@@ -175,7 +176,7 @@ async def seek_end(world: Faulty, queue: str) -> None:
 
 @asynccontextmanager
 async def killed(server: Server) -> AsyncIterator[None]:
-    """It is back afterwards."""
+    """Kill a process during the block, and start it again afterwards."""
     server.kill()
     try:
         yield
@@ -198,7 +199,7 @@ async def a_gateway_stands_still(world: Faulty) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_disk_of(world: Faulty, size: str) -> AsyncIterator[None]:
-    """Somebody publishes meanwhile."""
+    """Resize the disk during the block, while a client publishes."""
     async with http_to(world.crowded, TOKEN) as http:
         assert (await http.put("/v1/queues/orders", json={})).status_code in (200, 201)
         batch = {"messages": [{"body": n} for n in range(10)]}
@@ -211,7 +212,7 @@ async def a_disk_of(world: Faulty, size: str) -> AsyncIterator[None]:
 
 
 def a_disk_is_nearly_full(world: Faulty) -> AbstractAsyncContextManager[None]:
-    """The log has ended, publishing has not."""
+    """Leave too little space for the log, but enough for publishing."""
     return a_disk_of(world, "400m")
 
 
@@ -309,7 +310,7 @@ async def a_webhook_is_away(world: Faulty) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def a_record_is_damaged(world: Faulty) -> AsyncIterator[None]:
-    """While its gateway is away."""
+    """Damage a record while its gateway is down."""
     server = world.processes["embedded"]
     async with client_of(world, "embedded") as client:
         await client.create_queue("damaged", partitions=1)
@@ -340,7 +341,8 @@ def a_node_is_killed(world: Faulty) -> AbstractAsyncContextManager[None]:
 
 @asynccontextmanager
 async def a_manager_lacks_rights(world: Faulty) -> AsyncIterator[None]:
-    """One that is given its own user only, and no metadata service: the catalog is not its."""
+    """Run a manager with its own user only, and without a metadata service, so that the catalog is
+    closed to it."""
     (own,) = [line for line in ACL.read_text().splitlines() if "tocsin-manager" in line]
     _, user, _, _, *rights = own.split()
     world.store.ask("ACL", "SETUSER", user, "on", ">a-password", *rights)
@@ -362,7 +364,7 @@ async def a_manager_lacks_rights(world: Faulty) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def publishing(world: Faulty) -> AsyncIterator[None]:
-    """At the gateway over the store."""
+    """Publish at the gateway over the store during the block."""
     async with http_to(world.processes["shared"], TOKEN) as http:
         await http.put("/v1/queues/orders", json={"partitions": 1})
         one = {"messages": [{"body": 1}]}
@@ -387,7 +389,7 @@ async def the_store_is_slow(world: Faulty) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def the_store_hangs(world: Faulty) -> AsyncIterator[None]:
-    """For longer than a commit may take."""
+    """Freeze the store for longer than a commit may take."""
     async with publishing(world):
         await asyncio.sleep(1)
         world.store.freeze()
@@ -458,7 +460,8 @@ OF_A_CLUSTER: Final = "TocsinReplicaAway"
 async def test_a_replica_that_stands_still_fires_its_alert_until_it_goes_on(
     tmp_path: Path,
 ) -> None:
-    """Of a whole cluster: a manager calls it away at first, and out when it is not counted."""
+    """In a whole cluster: the manager first reports it as away, then as out when it is no longer
+    counted."""
     small = ("--no-demo", "--gateways=1", "--clusters=1", "--metadata=1", "--managers=1")
     with running(tmp_path / "cluster", *small) as run:
         parts = {part["name"]: part for part in (await asyncio.to_thread(run.started))["parts"]}
@@ -483,7 +486,7 @@ async def test_a_replica_that_stands_still_fires_its_alert_until_it_goes_on(
 
 
 def is_seen(prometheus: Running) -> bool:
-    """Whether a manager has told of two replicas that are well."""
+    """Whether a manager has reported two healthy replicas."""
     with suppress(OSError, Unanswered):
         query = 'tocsin_manager_servers{state="in sync"}'
         found = prometheus.ask("query", query=query)["result"]

@@ -25,11 +25,12 @@ BATCH = 20
 SIZE = 2_000
 ATTEMPTS = 20
 BEFORE = 5_000
-"""Messages that are acknowledged before a backup begins: 10 MB, so that it takes many steps."""
+"""Number of messages that are acknowledged before a backup begins: 10 MB, so that it takes many
+steps."""
 
 
 class Load:
-    """Producers that never pause, and what was acknowledged to them."""
+    """Producers that never pause, and the messages acknowledged to them."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[int, tuple[int, int]] = {}
@@ -50,7 +51,7 @@ class Load:
             self._news.set()
 
     async def reached(self, count: int) -> None:
-        """Wait until so many are acknowledged."""
+        """Wait until `count` are acknowledged."""
         async with asyncio.timeout(60):
             while len(self.acknowledged) < count:
                 self._news.clear()
@@ -59,7 +60,7 @@ class Load:
 
 @asynccontextmanager
 async def loaded(server: Server) -> AsyncIterator[Load]:
-    """A queue and producers on it, who have published BEFORE messages already."""
+    """Yield a queue's producers, which have published BEFORE messages already."""
     load = Load()
     async with http_to(server) as http:
         await http.put(QUEUE, json={"partitions": 4, "retention_s": 3600})
@@ -74,7 +75,7 @@ async def loaded(server: Server) -> AsyncIterator[Load]:
 
 
 async def run(*arguments: object) -> tuple[int, str]:
-    """A command of `tocsin admin` as its users run it: exit code, output."""
+    """Run a command of `tocsin admin` like a user; return exit code and output."""
     command = [sys.executable, *ADMIN, *map(str, arguments)]
     done = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
@@ -83,7 +84,7 @@ async def run(*arguments: object) -> tuple[int, str]:
 
 
 async def stored(http: httpx2.AsyncClient) -> dict[int, tuple[int, int]]:
-    """Everything that a new group is given: body → (partition, offset)."""
+    """Return all messages that a new group receives: body → (partition, offset)."""
     found: dict[int, tuple[int, int]] = {}
     group = f"{QUEUE}/groups/audit"
     await http.put(group, json={"start": "earliest"})
@@ -99,7 +100,7 @@ async def stored(http: httpx2.AsyncClient) -> dict[int, tuple[int, int]]:
 
 
 async def verdicts(server: Server, position: dict[str, Any]) -> list[str]:
-    """What a reader with this position is told."""
+    """Return the verdicts for a reader with this position."""
     async with talking(server) as talk:
         answer = await talk.ask(
             type="subscribe", ref=1, subscription=1, queue="orders", credit=1, position=position
@@ -146,9 +147,10 @@ async def test_a_backup_under_load_is_restored_elsewhere(tmp_path: Path) -> None
 
 
 def freeze_within(server: Server, backup: Path) -> bool:
-    """Stop the broker as soon as it has begun the backup; whether that was before its end."""
+    """Stop the broker as soon as it has begun the backup; return whether that was before its
+    end."""
     deadline = time.monotonic() + 60
-    while not (backup / "store.sqlite").exists():  # another process makes it, and tells nobody
+    while not (backup / "store.sqlite").exists():  # another process makes it, silently
         assert time.monotonic() < deadline, "the backup did not begin"
         time.sleep(0.0005)
     server.freeze()
@@ -156,7 +158,7 @@ def freeze_within(server: Server, backup: Path) -> bool:
 
 
 async def killed_within_a_backup(server: Server, folder: Path) -> Path:
-    """`kill -9` the broker in the middle of a backup; where that is."""
+    """`kill -9` the broker in the middle of a backup; return the backup's path."""
     for number in range(ATTEMPTS):
         backup = folder / f"backup-{number}"
         asking = asyncio.create_task(run("backup", backup, "--data-dir", server.data_dir))

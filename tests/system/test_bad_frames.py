@@ -1,7 +1,7 @@
 """Bad input over WebSocket: every field of every frame (P12).
 
-Each gets its documented error and changes nothing; the session goes on, unless a close code of the
-table is what the protocol says. The broker's log stays clean.
+Each gets its documented error and changes nothing. The session goes on, unless the protocol demands
+a close code of the table. The broker's log stays clean.
 """
 
 import asyncio
@@ -38,14 +38,14 @@ class Scene:
     talk: Talk
     queue: str
     state: Any
-    """() → what must not change."""
+    """() → the state that must not change."""
     place: list[int]
     """[partition, epoch, push] of the three; offsets 0 to 2."""
 
 
 @asynccontextmanager
 async def scene(server: Server) -> AsyncIterator[Scene]:
-    """A new one."""
+    """Yield a new scene."""
     queue = f"q{time.monotonic_ns()}"
     async with http_to(server) as http, talking(server, producer="p") as talk:
         path = f"/v1/queues/{queue}"
@@ -71,7 +71,7 @@ async def scene(server: Server) -> AsyncIterator[Scene]:
 
 
 def frames_of(scene: Scene) -> dict[str, dict[str, str]]:
-    """One good frame of each kind, its fields as JSON texts."""
+    """Return one good frame of each kind, its fields as JSON texts."""
     held = json.dumps([[*scene.place, 0, 0]])
     queue = json.dumps(scene.queue)
     return {
@@ -173,16 +173,16 @@ CODES = {
 
 
 def text(kind: str, fields: dict[str, str]) -> str:
-    """A frame as JSON."""
+    """Return a frame as JSON."""
     kind = "subscribe" if kind == "read" else kind
     return "{" + ",".join([f'"type":"{kind}"', *(f'"{k}":{v}' for k, v in fields.items())]) + "}"
 
 
 async def refused(scene: Scene, bad: str | bytes, what: object) -> list[Frame]:
-    """Say it; the one error that answers it."""
+    """Send a bad message; return the one error that answers it."""
     await scene.talk.say(bad)
     answers = await scene.talk.answers()
-    if not answers:  # one that asks the storage first is answered behind the pong
+    if not answers:  # a frame that reads the storage first is answered after the pong
         answers = [await scene.talk.get("ok", "error")]
     assert [one["type"] for one in answers] == ["error"], (what, answers)
     assert answers[0]["code"] in CODES, (what, answers)
@@ -192,8 +192,8 @@ async def refused(scene: Scene, bad: str | bytes, what: object) -> list[Frame]:
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in FIELDS}))
 async def test_a_bad_field_is_refused_and_changes_nothing(server: Server, kind: str) -> None:
-    """Each field in turn with everything that it must not be; never more than 16 undecodable
-    messages in one session, for the next one would end it."""
+    """Each field in turn with every forbidden value; at most 16 undecodable messages in one
+    session, because the next one would end it."""
     cases = [(field, bad) for (of, field), values in FIELDS.items() if of == kind for bad in values]
     while cases:
         now, cases = cases[:15], cases[15:]
@@ -210,8 +210,8 @@ async def test_a_bad_field_is_refused_and_changes_nothing(server: Server, kind: 
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in FIELDS}))
 async def test_missing_unknown_and_doubled_fields(server: Server, kind: str) -> None:
-    """A field that is needed is missing, one that nobody knows is there: refused. Of a field that
-    stands twice the last one counts: a bad one there is refused as well."""
+    """A missing required field and an unknown field are refused. Of a repeated field the last one
+    counts, so a bad one there is refused as well."""
     optional = {
         "sequence", "resolved", "start", "group", "keys", "position", "started", "delay_s",
         "reason", "lease_s",
@@ -268,11 +268,11 @@ MESSAGES: list[tuple[str, str]] = [
     ('{"body":1,"color":1}', ""),
     ('{"body":1,"Key":"k"}', ""),
 ]  # fmt: skip
-"""(a message, the code that it alone is answered with; empty: the whole frame is refused)."""
+"""(a message, the code of its own error; empty if the whole frame is refused)."""
 
 
 async def test_a_bad_message_is_refused_and_its_neighbours_are_not(server: Server) -> None:
-    """R5: where only a rule about one message is broken, its neighbours are stored."""
+    """R5: if a message only breaks a rule about one message, its neighbours are stored."""
     async with scene(server) as at:
         stored = 3
         for bad, code in [case for case in MESSAGES if case[1]]:
@@ -289,7 +289,7 @@ async def test_a_bad_message_is_refused_and_its_neighbours_are_not(server: Serve
 
 
 async def test_a_frame_with_a_malformed_message_is_refused_whole(server: Server) -> None:
-    """What is no message at all: the publish is refused, and nothing of it is stored."""
+    """A value that is no message at all: the publish is refused, and nothing of it is stored."""
     cases = [bad for bad, code in MESSAGES if not code]
     while cases:
         now, cases = cases[:15], cases[15:]
@@ -303,7 +303,7 @@ async def test_a_frame_with_a_malformed_message_is_refused_whole(server: Server)
 
 
 async def test_exactly_at_each_limit_is_fine(server: Server) -> None:
-    """And delivered byte for byte (P2)."""
+    """They are delivered byte for byte (P2)."""
     at_limit: list[str] = [
         json.dumps({"key": "k" * 1024, "body": 1}),
         json.dumps({"key": "é" * 512, "body": 1}, ensure_ascii=False),
@@ -336,7 +336,8 @@ async def test_exactly_at_each_limit_is_fine(server: Server) -> None:
 
 
 async def test_a_message_and_a_frame_have_their_limits(server: Server) -> None:
-    """A queue may ask for a MiB; a message one byte over it, and a frame one byte over its own."""
+    """A queue may allow a MiB. A message one byte larger is refused, and a frame one byte over its
+    own limit."""
     async with http_to(server) as http, talking(server) as talk:
         await http.put("/v1/queues/large", json={"message_bytes_max": 1_048_576, "partitions": 1})
         for size, code in ((1_048_576, None), (1_048_577, "message_too_large")):
@@ -354,7 +355,7 @@ async def test_a_message_and_a_frame_have_their_limits(server: Server) -> None:
 
 
 async def test_two_hundred_and_fifty_six_frames_travel_in_one_message(server: Server) -> None:
-    """And 257 do not: none of them happens, and each ref hears of it."""
+    """257 do not: none of them happens, and each ref gets an error."""
     async with scene(server) as at:
         pings = [{"type": "ping", "ref": 100 + n} for n in range(257)]
         await at.talk.say(json.dumps(pings[:256]))
@@ -374,7 +375,7 @@ async def test_two_hundred_and_fifty_six_frames_travel_in_one_message(server: Se
 
 
 async def test_what_is_no_frame_at_all_ends_the_session_at_the_seventeenth(server: Server) -> None:
-    """Each is answered; P9: nobody may send such things for ever."""
+    """Each is answered; P9: a client may not send such messages for ever."""
     async with talking(server) as talk:
         for bad in ("", "x", "1", "null", '"hello"', "{", "{}", '{"type":1}', '{"type":"x"}',
                     '{"type":"welcome"}', '{"type":null,"ref":3}', "[1]", "\ufeff{}", "{'a':1}",
@@ -388,7 +389,7 @@ async def test_what_is_no_frame_at_all_ends_the_session_at_the_seventeenth(serve
 
 
 async def test_text_that_is_not_utf8_ends_the_session(server: Server) -> None:
-    """As the WebSocket protocol says: 1007, wherever in a frame it stands."""
+    """The WebSocket protocol demands 1007, wherever in a frame the text is."""
     for bad in (b'{"type":"ping","ref":"\xff"}', b"\xff", b'{"type":"publish","ref":1,"queue":"q",'
                 b'"messages":[{"body":"\xc3\x28"}]}', b'{"type":"ping\xed\xa0\x80"}'):  # fmt: skip
         async with talking(server) as talk:
@@ -397,7 +398,7 @@ async def test_text_that_is_not_utf8_ends_the_session(server: Server) -> None:
 
 
 async def test_hello_comes_first_and_once(server: Server) -> None:
-    """Anything else before it, or another one after it: 4502; a malformed one: 4500."""
+    """Any other frame before it, or another one after it: 4502; a malformed one: 4500."""
     for first in (
         '{"type":"ping"}',
         '{"type":"publish","ref":1,"queue":"q","messages":[{"body":1}]}',
@@ -425,7 +426,7 @@ async def test_hello_comes_first_and_once(server: Server) -> None:
 
 
 async def test_binary_messages_end_the_session(server: Server) -> None:
-    """This subprotocol has none."""
+    """This subprotocol has no binary messages."""
     async with talking(server) as talk:
         await talk.connection.send(b'{"type":"ping","ref":1}')
         code, said = await talk.ended()
@@ -434,7 +435,7 @@ async def test_binary_messages_end_the_session(server: Server) -> None:
 
 async def test_deliveries_that_were_never_given_are_not_settled(server: Server) -> None:
     """R10, R21: of pushes never sent, beyond the certified end, under other epochs, of other
-    partitions, of the whole number line; the answer names exactly what was not touched."""
+    partitions, of the whole number line. The answer names exactly the untouched ones."""
     async with scene(server) as at:
         partition, epoch, push = at.place
         before = await at.state()
@@ -461,8 +462,8 @@ async def test_deliveries_that_were_never_given_are_not_settled(server: Server) 
 
 
 async def test_ranges_as_wide_as_numbers_are_hold_nobody_up(server: Server) -> None:
-    """P9: the whole number line, four thousand times in a frame, again and again: every other
-    session is answered meanwhile."""
+    """P9: a frame has the whole number line four thousand times, repeatedly; every other session is
+    answered meanwhile."""
     async with scene(server) as at, talking(server) as other:
         partition, epoch, push = at.place
         wide = [partition, epoch, push, *([0, MAX] * 4096)]
@@ -482,7 +483,7 @@ async def test_ranges_as_wide_as_numbers_are_hold_nobody_up(server: Server) -> N
 
 
 async def test_odd_ranges_settle_what_they_name_once(server: Server) -> None:
-    """R21: overlapping, adjacent, repeated, backwards in order: each offset counts as it stands."""
+    """R21: overlapping, adjacent, repeated, backwards in order: each offset counts once."""
     async with scene(server) as at:
         deliveries = [[*at.place, 2, 2, 0, 1, 1, 2], [*at.place, 0, 2]]
         answer = await at.talk.ask(type="ack", ref=9, subscription=1, deliveries=deliveries)
@@ -494,7 +495,7 @@ async def test_odd_ranges_settle_what_they_name_once(server: Server) -> None:
 
 
 async def test_subscribing_twice_is_refused_and_the_first_goes_on(server: Server) -> None:
-    """Also at once, in one message, and beyond the number of subscriptions that a session has."""
+    """Also at once, in one message, and beyond the number of subscriptions of a session."""
     async with scene(server) as at:
         again = {"type": "subscribe", "queue": at.queue, "credit": 1, "group": "other"}
         await at.talk.say(
@@ -520,7 +521,7 @@ async def test_subscribing_twice_is_refused_and_the_first_goes_on(server: Server
 
 
 async def test_frames_of_a_subscription_that_is_being_opened_are_refused(server: Server) -> None:
-    """Before its `ok` nobody may name it; the subscribe itself succeeds."""
+    """Before its `ok` it may not be named; the subscribe itself succeeds."""
     async with scene(server) as at:
         early = [
             {"type": "subscribe", "ref": 20, "subscription": 6, "queue": at.queue, "credit": 1,
@@ -545,7 +546,7 @@ async def test_a_credit_that_is_refused_leaves_the_subscription_alive(server: Se
             message = {"key": f"k{number}", "body": number}
             await at.talk.ask(type="publish", ref=1, queue=at.queue, messages=[message])
         pushed = 0
-        while pushed < 2:  # the five that were granted first, of which three are there
+        while pushed < 2:  # the five that were granted first, of which three exist
             pushed += len((await at.talk.get("push", subscription=1))["messages"])
         await at.talk.tell(type="credit", subscription=1, granted=7)
         while pushed < 4:
@@ -554,7 +555,7 @@ async def test_a_credit_that_is_refused_leaves_the_subscription_alive(server: Se
 
 
 async def test_unknown_queues_are_named_as_such(server: Server) -> None:
-    """And publishing to one makes none."""
+    """Publishing to one creates none."""
     async with talking(server) as talk, http_to(server) as http:
         message = [{"body": 1}]
         for queue in ("nowhere", "..", "a/b", "%00", "\u2028", "a" * 128):
@@ -586,7 +587,7 @@ async def test_sequences_need_a_producer_and_sense(server: Server) -> None:
 
 
 async def test_a_session_that_floods_frames_is_served_and_others_too(server: Server) -> None:
-    """P9: thousands of frames without reading one answer; then all answers are there, in order."""
+    """P9: thousands of frames without reading one answer; then all answers have come, in order."""
     async with talking(server) as talk, talking(server) as other:
         count = 100
         for first in range(count):

@@ -41,7 +41,7 @@ class Scene:
     receipts: list[str]
 
     async def state(self) -> object:
-        """What must not change."""
+        """Return the state that must not change."""
         queue = (await self.http.get(self.queue)).json()
         group = (await self.http.get(self.group)).json()
         queues = (await self.http.get("/v1/queues")).json()["queues"]
@@ -54,7 +54,7 @@ class Scene:
     async def refused(
         self, method: str, path: str, body: str | bytes, what: object, *expected: str
     ) -> None:
-        """Send it; a problem document answers, with one of these codes."""
+        """Send a request. A problem document must answer, with one of these codes."""
         answer = await self.http.request(
             method, path, content=body.encode() if isinstance(body, str) else body
         )
@@ -64,7 +64,7 @@ class Scene:
 
 
 def is_problem(answer: httpx2.Response, what: object) -> dict[str, Any]:
-    """The problem document, checked against the table of codes."""
+    """Return the problem document, checked against the table of codes."""
     assert 400 <= answer.status_code < 500, (what, answer.status_code, answer.text[:300])
     assert answer.headers["content-type"] == "application/problem+json", what
     problem: dict[str, Any] = answer.json()
@@ -75,7 +75,7 @@ def is_problem(answer: httpx2.Response, what: object) -> dict[str, Any]:
 
 @asynccontextmanager
 async def scene(server: Server) -> AsyncIterator[Scene]:
-    """A new one."""
+    """Yield a new scene."""
     async with http_to(server) as http:
         queue = f"/v1/queues/q{time.monotonic_ns()}"
         group = f"{queue}/groups/billing"
@@ -171,8 +171,8 @@ GOOD = {
 async def test_a_bad_field_is_refused_and_changes_nothing(
     server: Server, method: str, path: str
 ) -> None:
-    """Each field with everything that it must not be, missing where it is needed, and unknown
-    ones. Of a field that stands twice the last one counts."""
+    """Each field with every forbidden value, missing if it is required, and unknown fields. Of a
+    repeated field the last one counts."""
     async with scene(server) as at:
         before = await at.state()
         good = dict(GOOD.get(path, {}))
@@ -214,7 +214,7 @@ async def test_a_body_that_is_no_object_is_refused(server: Server, method: str, 
 
 
 async def test_each_message_of_a_batch_has_its_own_answer(server: Server) -> None:
-    """R5: as over WebSocket."""
+    """R5: the same as over WebSocket."""
     async with scene(server) as at:
         stored = 4
         for bad, code in [case for case in MESSAGES if case[1]]:
@@ -235,7 +235,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_bad_name_is_refused_everywhere(server: Server, name: str) -> None:
-    """Of a queue and of a group, in every call: 4xx, and nothing is made."""
+    """Of a queue and of a group, in every call: 4xx, and nothing is created."""
     async with scene(server) as at:
         before = await at.state()
         for method, path in (
@@ -310,7 +310,7 @@ async def test_receipts_forged_stale_or_of_another_queue(server: Server, verb: s
 
 
 async def test_settings_that_contradict_each_other_are_refused(server: Server) -> None:
-    """And a fixed one does not change."""
+    """A fixed setting does not change."""
     async with scene(server) as at:
         before = await at.state()
         name = at.queue.rpartition("/")[2]
@@ -335,7 +335,7 @@ PAGES = [
 
 @pytest.mark.parametrize("page", PAGES)
 async def test_a_bad_page_is_refused(server: Server, page: str) -> None:
-    """Of the list of queues."""
+    """A page of the list of queues."""
     async with http_to(server) as http:
         problem = is_problem(await http.get(f"/v1/queues?{page}"), page)
         assert problem["code"] in ("invalid_request", "invalid_name")

@@ -35,7 +35,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 TOKEN = "a-token-of-24-characters"
 WAIT_S = 20.0
 HERE = "127.0.0.2"
-"""Where clients call from: the gateways trust 127.0.0.1 only, which is the balancer."""
+"""The clients' address: the gateways trust 127.0.0.1 only, which is the balancer."""
 SPOOFED = {
     "X-Forwarded-For": "6.6.6.6",
     "X-Forwarded-Proto": "http",
@@ -43,12 +43,13 @@ SPOOFED = {
 }
 NOTHING: Mapping[str, str] = {}
 NOTICE_S = 1.5
-"""How long a gateway that goes down stays: a balancer of these tests asks five times a second."""
+"""Time that a gateway stays after it announced its end; a balancer of these tests checks five times
+a second."""
 
 
 @dataclass
 class Behind:
-    """Gateways, and how they are reached."""
+    """Gateways, and their balancer."""
 
     kind: Kind
     place: Place
@@ -60,7 +61,7 @@ class Behind:
     def http(
         self, headers: Mapping[str, str] = NOTHING, *, has_token: bool = True
     ) -> httpx2.AsyncClient:
-        """Connections of their own."""
+        """Return an HTTP client with connections of its own."""
         transport = httpx2.AsyncHTTPTransport(verify=self.trusted, local_address=HERE)
         own = {"Authorization": f"Bearer {TOKEN}"} if has_token else {}
         return httpx2.AsyncClient(
@@ -68,21 +69,21 @@ class Behind:
         )
 
     def client(self, transport: Transport) -> tocsin.Client:
-        """The SDK's."""
+        """Return a client of the SDK."""
         return tocsin.connect(self.url, ssl=self.trusted, token=TOKEN, transport=transport)
 
     def log(self) -> str:
-        """What the balancer has written of requests, and of itself."""
+        """Return the balancer's log of requests, and of itself."""
         written = [self.place.folder / name for name in ("access.log", "error.log")]
         return self.program.said() + "".join(p.read_text() for p in written if p.exists())
 
     async def states(self, backend: str = "gateways") -> dict[str, str]:
-        """How HAProxy finds each gateway."""
+        """Return HAProxy's state of each gateway."""
         said = balancing.told(self.place, f"show stat {backend} 4 -1")
         return {line["svname"]: line["status"] for line in csv.DictReader(said.splitlines())}
 
     async def found(self, number: int, state: str, backend: str = "gateways") -> None:
-        """Wait until HAProxy finds this gateway so."""
+        """Wait until HAProxy has this gateway in this state."""
         await eventually(lambda: self.is_found(number, state, backend))
 
     async def is_found(self, number: int, state: str, backend: str) -> bool:
@@ -98,7 +99,7 @@ async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def opened(folder: Path, url: str, port: int = 0) -> Server:
-    """A gateway over the store."""
+    """Start a gateway over the store."""
 
     async def build(config: Config, on_fatal: OnFatal) -> Broker:
         return await Broker.open(config, on_fatal=on_fatal)
@@ -139,7 +140,7 @@ async def behind(kind: Kind, folder: Path) -> AsyncIterator[Behind]:
 
 
 async def stop_all(gateways: list[Server]) -> None:
-    """Those that are there by then: restarted ones are others."""
+    """Stop the gateways that the list then has; restarted ones are new objects."""
     for gateway in gateways:
         await gateway.stop()
 
@@ -158,7 +159,7 @@ async def is_ready(behind: Behind) -> bool:
 async def test_what_one_client_publishes_another_one_gets(
     tmp_path: Path, kind: Kind, transport: Transport
 ) -> None:
-    """At whichever gateways they are."""
+    """They may be at any gateways."""
     async with behind(kind, tmp_path) as made, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(made.client(transport)) for _ in range(4)]
         assert {client.transport for client in clients} == {transport}
@@ -206,7 +207,7 @@ async def test_nobody_is_believed_who_he_says_he_is(tmp_path: Path, kind: Kind) 
 async def test_each_request_of_a_long_poll_comes_to_the_gateway_that_has_it(
     tmp_path: Path, kind: Kind
 ) -> None:
-    """Over whichever connection; a session elsewhere would be 404."""
+    """It may come over any connection; a session elsewhere would be 404."""
     async with behind(kind, tmp_path) as made:
         paths = [await polled(made) for _ in range(9)]
         for number in range(1, 4):
@@ -223,7 +224,7 @@ async def test_each_request_of_a_long_poll_comes_to_the_gateway_that_has_it(
 
 
 async def polled(made: Behind) -> str:
-    """A new session by long poll; its path."""
+    """Open a session by long poll; return its path."""
     async with made.http() as http:
         answer = await http.post("/v1/sessions", json={"type": "hello"})
     assert answer.status_code == 201
@@ -252,7 +253,7 @@ async def test_a_ticket_is_good_at_the_address_where_it_was_made(
 
 @each_kind
 async def test_a_page_hears_of_the_counters_of_one_gateway(tmp_path: Path, kind: Kind) -> None:
-    """Whoever is no page is sent to any of them."""
+    """A client that is no page is sent to any gateway."""
     async with behind(kind, tmp_path) as made:
         async with made.http() as http:
             assert (await http.put("/v1/queues/q", json={"partitions": 1})).is_success
@@ -268,7 +269,7 @@ async def test_a_page_hears_of_the_counters_of_one_gateway(tmp_path: Path, kind:
 
 
 async def all_know(made: Behind, name: str) -> bool:
-    """Whether each gateway has heard of this queue."""
+    """Whether each gateway knows this queue."""
     for gateway in made.gateways:
         async with httpx2.AsyncClient(
             base_url=gateway.url, headers={"Authorization": f"Bearer {TOKEN}"}
@@ -294,7 +295,7 @@ async def test_who_is_not_ready_keeps_its_sessions_and_gets_no_others(tmp_path: 
 
 
 async def test_pages_and_tickets_leave_who_is_not_ready(tmp_path: Path) -> None:
-    """The table says where they were before, and would have them go there on."""
+    """The table has their former gateway, and would keep them there."""
     async with behind("haproxy", tmp_path) as made:
         async with made.http() as http:
             assert (await http.put("/v1/queues/q", json={"partitions": 1})).is_success
@@ -311,13 +312,13 @@ async def test_pages_and_tickets_leave_who_is_not_ready(tmp_path: Path) -> None:
 
 
 async def counted_since(made: Behind) -> int:
-    """Since when the gateway counts that a page comes to."""
+    """Return the time since which a page's gateway counts."""
     async with made.http({"Sec-Fetch-Mode": "cors"}) as http:
         return int((await http.get("/v1/queues/q")).json()["counters"]["since_unix_ms"])
 
 
 async def own_since(gateway: Server) -> int:
-    """Since when this one does."""
+    """Return the time since which this gateway counts."""
     token = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx2.AsyncClient(base_url=gateway.url, headers=token) as http:
         return int((await http.get("/v1/queues/q")).json()["counters"]["since_unix_ms"])
@@ -338,10 +339,10 @@ async def test_where_none_is_ready_those_that_live_answer(tmp_path: Path) -> Non
 
 @each_kind
 async def test_a_rolling_restart_fails_no_request(tmp_path: Path, kind: Kind) -> None:
-    """P14: a publish of each of eight clients after the other, over connections that are kept and
-    over new ones, while each gateway goes down and comes back. Of nginx an operator takes it out
-    of the file before, because it does not ask whether a gateway is ready; with its file it closes
-    connections that are kept."""
+    """P14: each of eight clients publishes one message after the other, over kept connections and
+    new ones, while each gateway goes down and comes back. From nginx's file an operator removes the
+    gateway before, because nginx does not check readiness. With a new file it closes kept
+    connections."""
     async with behind(kind, tmp_path) as made:
         async with made.http() as http:
             assert (await http.put("/v1/queues/q", json={"partitions": 4})).is_success
@@ -372,7 +373,7 @@ async def test_a_rolling_restart_fails_no_request(tmp_path: Path, kind: Kind) ->
 
 
 async def restart(made: Behind, number: int) -> None:
-    """As a supervisor does, on the same port."""
+    """Restart a gateway on the same port, as a supervisor does."""
     gateway = made.gateways[number]
     if made.kind == "nginx":
         before = made.program.said()
@@ -391,7 +392,7 @@ async def restart(made: Behind, number: int) -> None:
 
 
 async def reloaded(made: Behind) -> None:
-    """Wait until nginx works by its file as it is now: its workers are others."""
+    """Wait until nginx works by its present file, with new workers."""
     old = set(made.program.children())
     made.program.tell(signal.SIGHUP)
 
@@ -411,7 +412,7 @@ async def test_what_is_logged_holds_no_token_and_no_query(tmp_path: Path, kind: 
             return "GET /v1/queues" in made.log()
 
         await eventually(is_logged)
-        for gateway in made.gateways:  # nobody answers: that is logged, too
+        for gateway in made.gateways:  # without any gateway, too, requests are logged
             await gateway.stop()
         made.gateways.clear()
         assert (await http.get("/v1/queues/q?key=secret")).status_code in {502, 503}

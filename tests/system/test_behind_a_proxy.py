@@ -1,4 +1,4 @@
-"""The SDK where no WebSocket gets through: it finds another way, and back."""
+"""The SDK where WebSockets are blocked: it finds another way, and returns."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.system.talk import running
 async def test_long_poll_it_is_where_a_proxy_keeps_websockets_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upgrades: Upgrades, status: int
 ) -> None:
-    """From the first connect on, after a cut, and back as soon as they get through."""
+    """From the first connect on, after a cut, and back as soon as they are passed."""
     monkeypatch.setattr("tocsin.proto.connect_policy.RETURN_S", 0.2)
     with running(tmp_path) as server:
         async with Proxy(server.port) as proxy:

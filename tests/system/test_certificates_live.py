@@ -1,4 +1,4 @@
-"""Client certificates that stand for principals, at a broker process, over its own TLS (P11)."""
+"""Client certificates mapped to principals, at a broker process, over its own TLS (P11)."""
 
 import asyncio
 import json
@@ -25,13 +25,14 @@ ENDS_WITHIN_S = 5.0
 
 
 class Broker(NamedTuple):
-    """It, and who made its certificate and those of its clients."""
+    """A broker, and the authority of its certificate and its clients' certificates."""
 
     server: Server
     authority: Authority
 
     def shows(self, name: str | None) -> ssl.SSLContext:
-        """What a client trusts; and it shows a certificate of this name; None: none."""
+        """Return a client's TLS context, with a certificate of this name; None for no
+        certificate."""
         context = ssl.create_default_context(cafile=self.authority.ca)
         if name is not None:
             pair: Pair = self.authority.issue(name, x509.DNSName(name))
@@ -45,14 +46,14 @@ class Broker(NamedTuple):
         return tocsin.connect(self.server.url, ssl=context, transport=transport, token=token)
 
     def token(self, *words: str) -> Any:
-        """What `tocsin admin token …` answers."""
+        """Return the answer of `tocsin admin token …`."""
         where = ("--data-dir", str(self.server.data_dir), "--json")
         done = CliRunner().invoke(admin, ["token", *words, *where])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
     def map(self, certificate: str) -> str:
-        """It is meter-7, which publishes readings; the id of what says so."""
+        """Map a certificate to meter-7, which publishes readings; return the mapping's id."""
         rights = ("--right", "publish,manage:readings.*", "--certificate", certificate)
         made = self.token("create", "meter-7", *rights)
         assert made["token"] is None
@@ -89,7 +90,7 @@ async def test_a_certificate_is_let_in_without_a_token_as_what_it_stands_for(
         with pytest.raises(tocsin.BrokerError, match="forbidden"):
             await client.pull(queue, "g")
         assert (await client.queue(queue))["holder"] == "meter-7"
-    async with broker.connect(METER, transport, TOKEN) as client:  # it goes before
+    async with broker.connect(METER, transport, TOKEN) as client:  # it wins
         (pulled,) = await client.pull(queue, "g", wait_s=10)
         assert pulled.body == 7
 
@@ -107,8 +108,8 @@ ENDS: Final[dict[Transport, tuple[type[tocsin.TocsinError], ...]]] = {
     "websocket": (tocsin.SessionEnded,),
     "long-poll": (tocsin.SessionEnded, tocsin.Unauthorized),
 }
-"""By long poll each publish is a request of its own: one that comes behind the revocation, and
-before the poll has told of the session's end, is refused."""
+"""Errors of a publish after the end. By long poll each publish is a request of its own. A publish
+after the revocation, but before the poll has reported the session's end, is refused."""
 
 
 @pytest.mark.parametrize("transport", ["websocket", "long-poll"])
@@ -137,7 +138,7 @@ async def test_what_it_stood_for_is_revoked_and_its_sessions_end(
 @pytest.mark.usefixtures("broken_handshakes")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 async def test_one_of_another_authority_gets_no_connection(broker: Broker, tmp_path: Path) -> None:
-    """It has the right name, and nothing of it is believed."""
+    """It has the right name, but is not accepted."""
     context = broker.shows(None)
     context.load_cert_chain(*Authority(tmp_path, "foreign").issue("foreign", x509.DNSName(METER)))
     with pytest.raises(tocsin.CannotConnect):

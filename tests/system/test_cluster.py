@@ -1,4 +1,4 @@
-"""`make cluster`: one command, everything there, and nothing left."""
+"""`make cluster`: one command starts everything, and leaves nothing."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SMALL = ("--no-demo", "--gateways=1", "--clusters=1", "--metadata=1", "--manager
 
 
 class Run:
-    """One of them, with what it says line by line."""
+    """A running cluster, and its output line by line."""
 
     def __init__(self, folder: Path, *more: str) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ def running(folder: Path, *more: str) -> Iterator[Run]:
     try:
         yield run
     finally:
-        run.process.kill()  # and with it go its parts
+        run.process.kill()  # its parts end with it
         run.process.communicate()
 
 
@@ -73,7 +73,8 @@ def lives(pid: int) -> bool:
 
 
 def clusters(settings: str) -> list[dict[str, Any]]:
-    """As the start page says it: in another shell, with the file of settings."""
+    """Return the clusters, by the command of the start page: in another shell, with the file of
+    settings."""
     said = subprocess.run(
         ["sh", "-c", f". '{settings}'; tocsin admin clusters --json"],
         capture_output=True, text=True, check=False,
@@ -92,8 +93,8 @@ def gone(some: dict[str, int]) -> bool:
 
 
 def assert_a_killed_primary_is_replaced(run: Any, pid: int, settings: str) -> None:
-    """It stays down for longer than the failover takes: else it would be primary again, and there
-    were nothing to see."""
+    """Kill a primary, and check that another one takes over. It stays down for longer than the
+    failover takes; otherwise it would be primary again."""
     os.kill(pid, signal.SIGKILL)
     said = run.line()["text"]
     assert said == "store-one-1 was ended by signal 9, and is started again in 15 s"
@@ -101,7 +102,7 @@ def assert_a_killed_primary_is_replaced(run: Any, pid: int, settings: str) -> No
     def has_another() -> bool:
         try:
             (one,) = [cluster for cluster in clusters(settings) if cluster["name"] == "one"]
-        except AssertionError:  # nobody answers for it before
+        except AssertionError:  # no process serves it before
             return False
         return {"away", "primary"} <= {server["state"] for server in one["servers"]}
 
@@ -110,7 +111,7 @@ def assert_a_killed_primary_is_replaced(run: Any, pid: int, settings: str) -> No
 
 
 def test_a_cluster_starts_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
-    """A part that is killed is started again, and said; an operator's commands can be tried."""
+    """A killed part is started again, and reported; an operator's commands work."""
     with running(tmp_path / "cluster") as run:
         shown = run.started()
         found = pids(shown)
@@ -133,7 +134,7 @@ def test_a_cluster_starts_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
         assert back is not None
         assert int(back[1]) != found["gateway-1"]
         assert "serve" in Path(f"/proc/{back[1]}/cmdline").read_text()
-        for number in range(6):  # the balancer may not know yet: another one gets it
+        for number in range(6):  # the balancer may not know yet, and another gateway gets it
             messages = [{"body": number}]
             answer = httpx2.post(
                 f"{shown['url']}/v1/queues/q/messages", json={"messages": messages}, timeout=30
@@ -146,7 +147,7 @@ def test_a_cluster_starts_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_is_killed_takes_its_parts_along(tmp_path: Path) -> None:
-    """A second one in its folder, or on its port, is told so while it runs; and one that is started
+    """A second cluster in its folder, or on its port, is refused while it runs. One that is started
     there afterwards finds nothing of it."""
     folder = tmp_path / "cluster"
     with running(folder, *SMALL) as run:
@@ -185,8 +186,8 @@ def test_what_it_does_not_know_is_told(tmp_path: Path, wrong: str) -> None:
 
 
 def test_what_is_not_its_own_stays(tmp_path: Path) -> None:
-    """All that is in its folder goes: so it takes none that has something, nor one that somebody
-    else has put in its place."""
+    """A cluster removes its whole folder. So it accepts no folder with content, and removes none
+    that was replaced."""
     mine = tmp_path / "home"
     mine.mkdir()
     (mine / "letter").write_text("dear")
@@ -205,7 +206,7 @@ def test_what_is_not_its_own_stays(tmp_path: Path) -> None:
     ):
         pass
     (tmp_path / "new").mkdir()
-    (tmp_path / "new" / LOCK).touch()  # of one that was killed
+    (tmp_path / "new" / LOCK).touch()  # left by a killed one
     (tmp_path / "new" / "left").touch()
     with a_folder(tmp_path / "new") as folder:
         assert [path.name for path in folder.iterdir()] == [LOCK]

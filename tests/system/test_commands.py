@@ -1,5 +1,5 @@
-"""The commands of `tocsin` against a running broker, in a shell: what tests/clients shows of the
-client's commands holds for the server's, and a command ends when its work does."""
+"""The commands of `tocsin` against a running broker, in a shell. The server's commands behave as
+tests/clients shows it for the client's, and a command ends when its work does."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ def environment(server: Server) -> dict[str, str]:
 def run(
     server: Server, *arguments: str, redirect: str = "", given: str = ""
 ) -> "subprocess.CompletedProcess[str]":
-    """The command, run to its end by a shell with a redirection."""
+    """Run the command to its end in a shell, with a redirection."""
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {redirect}', "sh", *command(*arguments)],
         env=environment(server), input=given, text=True, capture_output=True, check=False,
@@ -76,7 +76,7 @@ def test_servers_commands_whose_output_cannot_be_written_say_so(
 
 
 def test_a_broker_serves_without_an_output(tmp_path: Path) -> None:
-    """A server is there for its clients: whether its first line can be written is no matter."""
+    """A server must serve its clients, even if its first line cannot be written."""
     for redirect in (">&-", ">/dev/full", "<&- >&- 2>&-"):
         port = free_port()
         process = subprocess.Popen(
@@ -108,7 +108,7 @@ async def _answers(url: str, process: "subprocess.Popen[bytes]") -> None:
 def test_the_first_commands_of_the_readme_work_whatever_files_are_called(
     broker: Server, tmp_path: Path
 ) -> None:
-    """As systemd calls its files: with a backslash; others have quotes, or bytes of no text."""
+    """systemd names its files with a backslash; others have quotes, or bytes of no text."""
     folder = os.fsencode(tmp_path / "usr")
     os.mkdir(folder)
     names = [b"dev-disk-by\\x2did.swap", b'a "quoted" one', b"two\nlines", b"caf\xe9", b"plain"]
@@ -135,8 +135,8 @@ def test_the_readme_uses_nothing_before_it_is_there() -> None:
 
 
 async def test_until_empty_is_by_lag_and_not_by_silence(broker: Server) -> None:
-    """The one partition is another consumer's, which works on nothing: nothing comes here, and yet
-    the group has not settled what there is."""
+    """Another consumer owns the one partition and handles nothing. Nothing comes here, and yet the
+    group has unsettled messages."""
     arguments = ("consume", "orders", "--group", "nightly")
     async with tocsin.connect(broker.url) as client:
         for number in range(3):

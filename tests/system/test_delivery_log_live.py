@@ -1,5 +1,5 @@
-"""The delivery log of a running broker, against what its clients did and were told: exactly after a
-clean stop, and exactly but for what it says is missing after a kill -9."""
+"""The delivery log of a running broker, against its clients' acts and answers: exact after a clean
+stop, and after a kill -9 exact except for what it reports as missing."""
 
 import asyncio
 import contextlib
@@ -31,14 +31,15 @@ from tests.waiting import becomes
 MESSAGES = 2000
 TASKS = 40
 BODIES = [1_000] * 20 + [250_000] * 30
-"""Sizes. A socket takes the small ones, and of the large ones not even the first one whole."""
+"""Sizes. A socket takes the small ones, and not even the first large one whole."""
 WAITS_S = 0.3
 _DECODE = msgspec.json.Decoder(Line).decode
 Place = tuple[int, int]
 
 
 def log_of(server: Server) -> list[Any]:
-    """Every line of every finished file; each file is whole, and nothing else is there."""
+    """Return every line of every finished file. Each file must be whole, and no other file may
+    exist."""
     lines: list[Any] = []
     for path in sorted((server.data_dir / FOLDER).iterdir()):
         assert path.suffix == ".jsonl", path
@@ -51,7 +52,7 @@ def log_of(server: Server) -> list[Any]:
 
 
 def places(lines: list[Any], kind: type[Any]) -> list[Place]:
-    """(partition, offset) of every message of the lines of a kind."""
+    """Return (partition, offset) of every message in the lines of a kind."""
     return [
         (number, offset)
         for line in lines
@@ -62,8 +63,8 @@ def places(lines: list[Any], kind: type[Any]) -> list[Place]:
 
 
 async def test_after_a_clean_stop_the_log_has_what_the_clients_saw(tmp_path: Path) -> None:
-    """Every message certified, given and acked once, in order of time; the client's clock, which is
-    this machine's, says when it was produced."""
+    """Every message is certified, given and acked once, in order of time. The client's clock, which
+    is this machine's, says when it was produced."""
     with running(tmp_path) as server:
         async with tocsin.connect(server.url) as client:
             await client.create_queue("orders", partitions=4)
@@ -89,7 +90,7 @@ async def test_after_a_clean_stop_the_log_has_what_the_clients_saw(tmp_path: Pat
             assert line.produced_unix_us is not None
             assert line.asked_unix_us is not None
             assert line.certified_unix_us is not None
-            # The clocks are one; what is between them is the error of the estimate.
+            # The clocks are one; the difference is the error of the estimate.
             assert line.produced_unix_us <= line.accepted_unix_us + 100_000
             assert line.accepted_unix_us <= line.asked_unix_us <= line.certified_unix_us
         if isinstance(line, DispatchedLine):
@@ -98,8 +99,8 @@ async def test_after_a_clean_stop_the_log_has_what_the_clients_saw(tmp_path: Pat
 
 
 async def test_what_a_client_does_not_read_is_not_written(tmp_path: Path) -> None:
-    """It has stopped reading, and goes without having read more: what its socket did not take has
-    no time of writing, what it took before has. The sockets of others go on."""
+    """It has stopped reading, and leaves without reading more. A message that its socket did not
+    take has no time of writing; earlier ones have. The sockets of others go on."""
     with running(tmp_path) as server:
         async with tocsin.connect(server.url) as client:
             await client.create_queue("orders", partitions=1)
@@ -167,7 +168,7 @@ async def test_a_session_by_long_poll_has_what_it_polled(tmp_path: Path) -> None
 
 
 async def test_after_a_kill_the_log_lacks_what_it_says_it_lacks(server: Server) -> None:
-    """What a client was told to be stored has a line, or is counted as missing."""
+    """A message that a client knows to be stored has a line, or is counted as missing."""
     told: set[Place] = set()
 
     async def publish(client: tocsin.Client) -> None:
@@ -196,7 +197,7 @@ async def test_after_a_kill_the_log_lacks_what_it_says_it_lacks(server: Server) 
 
 
 async def test_a_folder_that_nobody_may_write_stops_nothing(tmp_path: Path) -> None:
-    """It is said, and counted."""
+    """This is reported, and counted."""
     data_dir = tmp_path / "data"
     data_dir.mkdir()
     (data_dir / FOLDER).write_text("not a folder")

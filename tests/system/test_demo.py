@@ -1,4 +1,4 @@
-"""`tocsin demo` as a user meets it: it flows, it ends cleanly, it says what is in its way."""
+"""`tocsin demo` for a user: it flows, it ends cleanly, it reports what prevents it."""
 
 import json
 import os
@@ -36,12 +36,12 @@ class Demo:
         )
 
     def line(self) -> str:
-        """The next line; empty at the end."""
+        """Return the next line; empty at the end."""
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
     def end(self, number: int) -> tuple[int, str]:
-        """(exit code, what it still printed) after this signal."""
+        """Send a signal; return (exit code, further output)."""
         self.process.send_signal(number)
         rest, _ = self.process.communicate(timeout=60)
         return self.process.returncode, rest

@@ -1,4 +1,4 @@
-"""What the Autobahn test suite speaks to, in short; the suite itself is `make autobahn`."""
+"""The target of the Autobahn test suite, in short; the suite itself is `make autobahn`."""
 
 import pytest
 from websockets.asyncio.client import connect
@@ -9,7 +9,7 @@ from tests.system.echo_sockets import echoing
 
 
 async def test_texts_bytes_and_fragments_come_back_and_bad_utf8_does_not() -> None:
-    """The protocol class without its conversation: RFC 6455, 5.4, 5.6 and 8.1."""
+    """The protocol class without its session: RFC 6455, 5.4, 5.6 and 8.1."""
     async with echoing() as port:
         url = f"ws://127.0.0.1:{port}/v1/ws"
         async with connect(

@@ -18,9 +18,9 @@ EXAMPLE = ROOT / "clients/python/examples/effectively_once_sqlite.py"
 ACCOUNTS = [f"account-{n}" for n in range(12)]
 KILLS = 6
 ROUNDS_MAX = 10
-"""Of the control: until something was booked twice."""
+"""The most rounds of the control, which ends when something was booked twice."""
 NAIVE = "lambda *_: True"
-"""What a claim says in the negative control: everything is new."""
+"""The claim in the negative control, to which everything is new."""
 PAUSE = """
 import asyncio
 from tocsin.api.subscription import Subscription
@@ -32,8 +32,8 @@ async def run_with_pauses(self, handler, **more):
     await run(self, handle, **more)
 Subscription.run = run_with_pauses
 """
-"""Between the effect and its ack, where kills make an effect happen twice: else they hardly ever
-fall there."""
+"""A pause between the effect and its ack, where kills make an effect happen twice. Without it they
+hardly ever fall there."""
 
 
 class Booker:
@@ -44,7 +44,7 @@ class Booker:
         lines = [
             "import functools, runpy, sys, tocsin",
             "from tocsin.effects import Applied",
-            # What a killed process held is the other one's soon.
+            # A killed process's deliveries soon go to the other one.
             "tocsin.connect = functools.partial(tocsin.connect, linger_s=1)",
             f"Applied.claim = {NAIVE}" if naive else "",
             PAUSE,
@@ -64,7 +64,7 @@ class Booker:
         assert await self._process.stdout.readline() == b"booking\n"
 
     async def kill(self) -> None:
-        """`kill -9`."""
+        """End it with `kill -9`."""
         assert self._process is not None
         if self._process.returncode is None:
             self._process.kill()
@@ -72,7 +72,7 @@ class Booker:
 
 
 async def publish(server: Server, rng: random.Random, stop: asyncio.Event) -> Counter[str]:
-    """Publish payments until told to stop; what every account is to have in the end."""
+    """Publish payments until `stop`; return the final sum of every account."""
     sums: Counter[str] = Counter()
     async with tocsin.connect(server.url) as client:
         while not stop.is_set():
@@ -82,7 +82,7 @@ async def publish(server: Server, rng: random.Random, stop: asyncio.Event) -> Co
                 [{"body": {"account": a, "amount": n}, "key": a} for a, n in payments],
             )
             sums.update(dict(payments))
-            await asyncio.sleep(0.05)  # so that kills meet it under way
+            await asyncio.sleep(0.05)  # so that kills happen while payments are outstanding
     return sums
 
 
@@ -97,7 +97,7 @@ async def settled(server: Server) -> None:
 
 
 async def through_kills(server: Server, bookers: list[Booker], rng: random.Random) -> Counter[str]:
-    """Payments while broker and bookers are killed, and the time to book them all."""
+    """Publish payments while broker and bookers are killed, and wait until all are booked."""
     stop = asyncio.Event()
     publishing = asyncio.create_task(publish(server, rng, stop))
     for number in range(KILLS):
@@ -116,7 +116,7 @@ async def through_kills(server: Server, bookers: list[Booker], rng: random.Rando
 
 
 def booked(path: Path) -> tuple[dict[str, int], Counter[str]]:
-    """The accounts, and how often each payment was booked."""
+    """Return the accounts, and how often each payment was booked."""
     database = sqlite3.connect(path)
     try:
         accounts = dict(database.execute("SELECT name, sum FROM accounts").fetchall())
@@ -130,7 +130,7 @@ def booked(path: Path) -> tuple[dict[str, int], Counter[str]]:
 async def test_each_effect_once_under_kill_9_of_broker_and_consumers(
     tmp_path: Path, naive: bool
 ) -> None:
-    """The control applies whatever it is given: these kills must make it book something twice."""
+    """The control applies every delivery, and these kills must make it book something twice."""
     rng = random.Random(7)
     server, path = Server(tmp_path / "data"), tmp_path / "ledger.sqlite"
     server.start()

@@ -1,4 +1,4 @@
-"""The first group of a queue that keeps everything for it: by the commands, and by the SDKs."""
+"""The first group of a queue that keeps everything for it, through the commands and the SDKs."""
 
 import asyncio
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 async def filled(client: tocsin.Client, name: str) -> None:
-    """A queue with three messages and no group."""
+    """Create a queue with three messages and no group."""
     await client.create_queue(name, partitions=1)
     await client.publish_many(name, [{"body": number} for number in range(3)])
 
@@ -28,7 +28,7 @@ async def filled(client: tocsin.Client, name: str) -> None:
 async def test_subscribing_first_at_the_end_agrees_to_what_goes(
     server: Server, settings: dict[str, Any]
 ) -> None:
-    """Whether the frame makes the group, or a call before it."""
+    """Both if the frame creates the group, and if a call before it does."""
     name = "plain" if not settings else "settings"
     async with tocsin.connect(server.url) as client:
         await filled(client, name)
@@ -68,7 +68,7 @@ async def test_a_thread_subscribes_as_well(server: Server) -> None:
 
 
 async def test_the_command_says_what_to_do(server: Server) -> None:
-    """`tocsin consume` makes no group by which messages go."""
+    """`tocsin consume` creates no group that would delete messages."""
     async with tocsin.connect(server.url) as client:
         await filled(client, "shell")
     late = ("--start", "latest")

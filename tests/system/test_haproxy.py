@@ -1,4 +1,4 @@
-"""The shipped configuration of HAProxy, in front of a broker: what comes through, and what not."""
+"""The shipped configuration of HAProxy, in front of a broker: what it passes, and what not."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ from tests.servers.programs import needed
 TOKEN = "a-token-of-24-characters"
 WAIT_S = 10.0
 HERE = "127.0.0.2"
-"""Where clients call from: the broker trusts 127.0.0.1 only, which is HAProxy."""
+"""The clients' address: the broker trusts 127.0.0.1 only, which is HAProxy."""
 SPOOFED = {
     "X-Forwarded-For": "6.6.6.6",
     "X-Forwarded-Proto": "http",
@@ -38,17 +38,17 @@ SPOOFED = {
 
 
 class Behind(NamedTuple):
-    """A broker, and how it is reached."""
+    """A broker behind HAProxy, and their addresses."""
 
     server: Server
     url: str
     port: int
     trusted: ssl.SSLContext
     log: socket.socket
-    """What HAProxy logs to."""
+    """The socket that HAProxy logs to."""
 
     async def logged(self, until: str) -> str:
-        """What it logs, up to the line with this text."""
+        """Return its log up to the line with this text."""
         logged = ""
         async with asyncio.timeout(WAIT_S):
             while until not in logged:
@@ -57,13 +57,14 @@ class Behind(NamedTuple):
         return logged
 
     def addresses(self) -> list[ClientAddress]:
-        """Where the clients of the open sessions are."""
+        """Return the clients' addresses of the open sessions."""
         found = list(self.server.connections)
         return [one.address for one in found]  # type: ignore[attr-defined]
 
 
 def configuration(folder: Path, broker: int, port: int, log: int) -> Path:
-    """The shipped one, on ports of our own; a slow header is waited for less long."""
+    """Write the shipped configuration with ports of our own and a shorter wait for slow headers;
+    return its path."""
     text = (ROOT / "deploy/haproxy/haproxy.cfg").read_text()
     changes = {
         "log /dev/log local0": f"log 127.0.0.1:{log} local0",
@@ -85,7 +86,7 @@ def configuration(folder: Path, broker: int, port: int, log: int) -> Path:
 
 @asynccontextmanager
 async def proxied(folder: Path) -> AsyncIterator[Behind]:
-    """A broker behind HAProxy."""
+    """Run a broker behind HAProxy."""
     executable = needed("haproxy")
     authority = Authority(folder)
     pair = authority.issue("proxy")

@@ -1,7 +1,6 @@
 """Hostile clients, in short; the whole trials are `make trials`.
 
-Here counts only what is true on a busy machine, too: what was answered, what was lost, what the
-broker's log says.
+Checked is only what also holds on a busy machine: answers, losses, and the broker's log.
 """
 
 from loadtests.trials.fuzz import schema
@@ -22,7 +21,7 @@ async def test_mutated_frames_get_their_errors_and_cost_nobody_a_message() -> No
 
 
 async def test_who_means_harm_is_answered_and_costs_bounded_memory() -> None:
-    """P9, P12: slowly, large, compressed, deaf, and too often, all at once."""
+    """P9, P12: slow, large, compressed, deaf, and too frequent, all at once."""
     few = Attack(
         leaves_cores=False, slow=60, readers=60, header_mib=2, large=2, hoards=25, bombs=1, floods=1
     )

@@ -1,7 +1,7 @@
-"""Clients that are not ours, as they come: what they ask by HTTP is carried out, and nothing else.
+"""Clients of others, unchanged: their HTTP requests are carried out, and nothing else.
 
-curl with `--http2` and Java's HttpClient offer HTTP/2 with each request (`Upgrade: h2c`), straight
-and through a proxy that passes the offer on. What is missing here fails, and says what to do.
+curl with `--http2` and Java's HttpClient offer HTTP/2 with each request (`Upgrade: h2c`), directly
+and through a proxy that passes the offer on. Missing programs fail the test, and say what to do.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ each_framing = pytest.mark.parametrize("framing", ["length", "chunked"])
 
 
 def java() -> str:
-    """The path of a Java with a compiler, which starts a program from its source."""
+    """Return the path of a Java with a compiler, which starts a program from its source."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin/java") if home else needed("java")
     what = f"Java {JAVA_FIRST} or newer with its compiler is needed here"
@@ -45,7 +45,7 @@ def java() -> str:
 
 
 class Asking:
-    """A client, which keeps its connections."""
+    """A client that keeps its connections."""
 
     def __init__(self, client: str, base: str, folder: Path) -> None:
         self.client = client
@@ -56,7 +56,7 @@ class Asking:
     async def __call__(
         self, method: str, path: str, body: object = None, framing: Framing = "length"
     ) -> tuple[int, Any]:
-        """Ask; the answer's status and JSON."""
+        """Send a request; return the answer's status and JSON."""
         text = "" if body is None else json.dumps(body)
         said = await (self._curl if self.client == "curl" else self._lines)(
             method, self.base + path, framing, text
@@ -106,15 +106,15 @@ class Asking:
         return line.decode()
 
     def close(self) -> None:
-        """End it."""
+        """End the client's process."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
 
 @asynccontextmanager
 async def passing_on(folder: Path, port: int) -> AsyncIterator[str]:
-    """The URL of an nginx that passes offers of other protocols on to the broker at `port`, as
-    everybody's has it who lets WebSockets through. It alone says who a client is."""
+    """Run an nginx that passes offers of other protocols on to the broker at `port`, as every nginx
+    that passes WebSockets does. It alone states a client's name. Yield its URL."""
     own = free_port()
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     temporary = "\n".join(f"{kind}_temp_path {folder / kind};" for kind in kinds)
@@ -169,8 +169,8 @@ http {{
 async def test_whoever_comes_by_http_publishes_and_pulls(
     tmp_path: Path, client: str, way: str
 ) -> None:
-    """Each answer is that of its request, and each request has its own body: settings are those
-    that were said, a pull of one takes one, a redrive of one key sends that one."""
+    """Each answer is that of its request, and each request has its own body: settings are the given
+    ones, a pull of one takes one, a redrive of one key sends that one."""
     with running(tmp_path) as server:
         if way == "straight":
             await publish_and_pull(Asking(client, server.url, tmp_path))
@@ -217,7 +217,7 @@ async def publish_and_pull(ask: Asking) -> None:
 
 
 SMUGGLED = b"PUT /v1/queues/stolen HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Client-Name: boss\r\n"
-"""In front of the proxy nobody can say so of himself."""
+"""A client in front of the proxy must not be able to state this name."""
 
 
 @pytest.mark.parametrize("token", ["h2c", "websocket", "x"])
@@ -225,8 +225,8 @@ SMUGGLED = b"PUT /v1/queues/stolen HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Client-Name:
 async def test_nobody_speaks_for_another_one_past_a_proxy(
     tmp_path: Path, token: str, framing: Framing
 ) -> None:
-    """P11: a request inside of another one's body, with the header in which the proxy alone says
-    whose certificate it has seen, reaches the broker as a body."""
+    """P11: a request inside another one's body, with the header in which the proxy alone states a
+    certificate's name, reaches the broker as a body."""
     settings = {
         "TOCSIN_AUTH": "required",
         "TOCSIN_TRUSTED_PROXIES": "127.0.0.1/32",
@@ -244,14 +244,14 @@ async def test_nobody_speaks_for_another_one_past_a_proxy(
         async with passing_on(tmp_path, server.port) as url:
             port = int(url.rpartition(":")[2])
             said = await asyncio.to_thread(smuggle, port, token, framing)
-        assert said.count(b"HTTP/1.1 ") == 2, said  # of that request, and of the one behind it
+        assert said.count(b"HTTP/1.1 ") == 2, said  # for that request, and for the one after it
         assert await queues_of_boss(server) == []
     finally:
         server.discard()
 
 
 async def queues_of_boss(server: Server) -> list[str]:
-    """As the trusted proxy: the names of the queues."""
+    """Return the names of the queues, with the trusted proxy's header."""
     headers = {"X-Client-Name": "boss", "Host": "127.0.0.1"}
     async with httpx2.AsyncClient(trust_env=False, base_url=server.url) as http:
         answer = await http.get("/v1/queues", headers=headers)
@@ -260,7 +260,8 @@ async def queues_of_boss(server: Server) -> list[str]:
 
 
 def smuggle(port: int, token: str, framing: Framing) -> bytes:
-    """All that the proxy answers to a request whose body is another one, and to one behind it."""
+    """Return all answers of the proxy to a request whose body is another one, and to one after
+    it."""
     body = SMUGGLED + b"Content-Length: 0\r\n\r\n"
     head = f"POST /healthz HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: {token}\r\n"
     frame: Callable[[], bytes] = {

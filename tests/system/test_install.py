@@ -1,4 +1,4 @@
-"""What pip installs is whole: the client alone, and the server with all its files."""
+"""Installations by pip are complete: the client alone, and the server with all its files."""
 
 import json
 import re
@@ -23,11 +23,11 @@ assert pathlib.Path(tocsin.__file__).with_name("py.typed").exists()
 print([name for name in {ABSENT!r} if importlib.util.find_spec(name)])
 """
 OFFLINE = re.compile("NewConnectionError|No matching distribution|Read timed out")
-"""What pip says where no package index answers."""
+"""pip's messages when no package index answers."""
 
 
 def run(*command: object, cwd: Path) -> tuple[int, str]:
-    """Its exit code and output."""
+    """Run a command; return its exit code and output."""
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False,
         timeout=200,
@@ -38,7 +38,7 @@ def run(*command: object, cwd: Path) -> tuple[int, str]:
 def test_the_client_is_installed_alone(tmp_path: Path) -> None:
     source, environment = tmp_path / "python", tmp_path / "venv"
     left_out = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT / "clients/python", source, ignore=left_out)  # pip builds where it stands
+    shutil.copytree(ROOT / "clients/python", source, ignore=left_out)  # pip builds inside it
     assert run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)[0] == 0
     python = environment / "bin/python"
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
@@ -57,7 +57,7 @@ NOT_INSTALLED = {"build", "clients", "deploy", "docs", "scripts", "tests"}
 
 
 def packages() -> set[str]:
-    """The folders of the checkout whose modules belong to the server's distribution."""
+    """Return the folders of the checkout whose modules belong to the server's distribution."""
     return {
         path.name
         for path in ROOT.iterdir()
@@ -69,7 +69,7 @@ def packages() -> set[str]:
 
 
 def contents(package: Path) -> set[str]:
-    """The files that a package consists of, data included, relative to it."""
+    """Return the files of a package, data included, relative to it."""
     return {
         path.relative_to(package).as_posix()
         for path in package.rglob("*")
@@ -82,7 +82,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheels of the server and of the client, and nothing else."""
     folder = tmp_path_factory.mktemp("install")
     source, wheels, target = folder / "source", folder / "wheels", folder / "target"
-    for name in (*packages(), "clients/python"):  # pip builds where the sources are
+    for name in (*packages(), "clients/python"):  # pip builds inside the source folders
         shutil.copytree(ROOT / name, source / name, ignore=LEFT_OUT)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
@@ -95,8 +95,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def beside(installed: Path, code: str) -> tuple[str, ...]:
-    """How Python runs this with what is installed, without the checkout: -S leaves out the links
-    of an editable installation."""
+    """Return arguments with which Python runs code with the installed packages, without the
+    checkout. -S leaves out the links of an editable installation."""
     libraries = sysconfig.get_path("purelib")
     paths = f"import sys; sys.path[:0] = [{str(installed)!r}]; sys.path.append({libraries!r})"
     return ("-I", "-S", "-c", f"{paths}\n{code}")
@@ -111,7 +111,7 @@ def test_every_package_of_the_server_is_known() -> None:
 
 
 def test_the_container_has_every_package_of_the_server() -> None:
-    """PySpark is not in the container, and so the jobs are not."""
+    """The container has no PySpark, and so no jobs."""
     recipe = text(Path("deploy/container/Containerfile"))
     copied = set(re.findall(r"^COPY (\w+) \1$", recipe, re.M))
     assert copied == {*packages(), "clients"} - {"spark"}
@@ -147,4 +147,4 @@ def test_every_command_that_is_installed_loads(installed: Path, tmp_path: Path) 
 def test_the_server_that_is_installed_serves(installed: Path, tmp_path: Path) -> None:
     code = "import sys; sys.argv = ['tocsin', 'serve']\nfrom tocsin_command import main; main()"
     with Server(tmp_path / "data", command=beside(installed, code)) as server:
-        assert server.running()  # and it says that it is ready
+        assert server.running()  # it must also report that it is ready

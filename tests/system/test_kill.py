@@ -1,8 +1,8 @@
 """kill -9 at random instants: the clients' own logs of raw frames are the judge's only evidence.
 
-P1 to P7 all at once: three producers that pipeline and send again, a group shared by WebSockets
-and pulls. The instants are drawn from a seed that a failure prints: `python -m
-loadtests.faults.soak kill --seed N` draws the same ones.
+P1 to P7 all at once: three producers that pipeline and send again, a group shared by WebSockets and
+pulls. The instants are drawn from a seed that a failure prints: `python -m loadtests.faults.soak
+kill --seed N` draws the same ones.
 """
 
 import os
@@ -21,7 +21,7 @@ WHOLE_MESSAGES = 1_000_000
 
 
 async def killed(cycles: int, messages: int = 0, *, broken: str = "") -> KillReport:
-    """The report of a run with a seed of its own."""
+    """Return the report of a run with a seed of its own."""
     command = [str(BROKEN), f"--break={broken}"] if broken else SERVE
     return await kill_cycles(
         seed=secrets.randbits(32), cycles=cycles, messages=messages, under_way=1, command=command,
@@ -38,8 +38,8 @@ async def test_nothing_is_lost_or_reordered_when_the_broker_is_killed() -> None:
 
 
 async def test_receipts_before_the_commit_turn_the_run_red() -> None:
-    # What was promised is gone, or its place was given to another message; where no kill fell
-    # between a receipt and its commit, once more.
+    # A promised message is lost, or its place was given to another one. If no kill fell between a
+    # receipt and its commit, run again.
     for _ in range(CONTROL_RUNS):
         report = await killed(2, broken="receipt-before-commit")
         assert report.verdict is not None

@@ -1,4 +1,4 @@
-"""A message whose handler kills its process: it is counted, and in the end it is out of the way."""
+"""A message whose handler kills its process is counted, and in the end it is out of the way."""
 
 import asyncio
 import subprocess
@@ -33,7 +33,7 @@ asyncio.run(main())
 """
 ATTEMPTS_MAX = 3
 LINGER_S = 3
-"""The next one starts meanwhile, and has nothing to do until the dead one is given up."""
+"""The next process starts meanwhile, and receives nothing until the dead one is given up."""
 RUN_S_MAX = 60
 
 
@@ -44,8 +44,8 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 async def test_a_killer_message_is_counted_each_time_and_then_dead_lettered(server: Server) -> None:
-    """R19: it kills in its handler's first turn of the loop, each time at once, and so does not
-    live to say anything afterwards. What stood behind it had not started: it is not counted."""
+    """R19: it kills in its handler's first turn of the loop, each time at once, so its process
+    never sends anything afterwards. The messages after it had not started, and are not counted."""
     async with tocsin.connect(server.url) as client:
         await client.create_queue(
             "orders", partitions=1, attempts_max=ATTEMPTS_MAX, backoff_s=0, backoff_max_s=0

@@ -9,8 +9,8 @@ from tests.layout.tree import SERVER
 from tests.system.life import JOURNEYS, LOOP, Hop, Life, as_read, lives, middle, path_of
 
 SLACK = {"modules": 0, "returns": 12, "lines": 900}
-"""How far a figure may fall unnoticed. Threads run beside each other, so that returns are not the
-same each time; lines change with every docstring."""
+"""The unnoticed fall of each figure. Threads run at the same time, so returns vary; lines change
+with every docstring."""
 
 
 @pytest.mark.parametrize("journey", JOURNEYS)

@@ -1,4 +1,5 @@
-"""Limits of a broker process, from outside: whoever is over one gets everything through, later."""
+"""Limits of a broker process, from outside: a client over its limit gets everything through,
+later."""
 
 import asyncio
 import json
@@ -20,7 +21,7 @@ BURST = 4000
 COUNT = 10_000
 SOONEST_S = (COUNT - BURST) / RATE
 LATEST_S = 3 * SOONEST_S + 5
-"""A machine with much else to do."""
+"""The latest time, for a machine with much else to do."""
 KEYS = 10
 SETTINGS = {
     "TOCSIN_LIMIT_PRINCIPAL": "connections=4/s+2,sessions=6,requests=20/s+10,in_flight=1500",
@@ -32,20 +33,20 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A broker as it is shipped."""
+    """A broker in its default configuration."""
     with Server(tmp_path_factory.mktemp("plain") / "data", level="warning") as server:
         yield server
 
 
 @pytest.fixture
 def narrow(tmp_path: Path) -> Iterator[Server]:
-    """A broker that lets few in, for the clients of a proxy on this machine."""
+    """A broker with low limits, for the clients of a proxy on this machine."""
     with Server(tmp_path / "data", level="warning", settings=SETTINGS) as server:
         yield server
 
 
 async def bodies(client: tocsin.Client, queue: str, count: int) -> AsyncIterator[Any]:
-    """So many messages from the start."""
+    """Yield the bodies of `count` messages from the start."""
     async with client.read(queue, start="earliest") as messages:
         async for message in messages:
             yield message
@@ -84,7 +85,7 @@ async def test_a_producer_over_its_limit_gets_everything_through_in_order_and_on
 async def test_a_limit_lets_no_more_through_at_once_than_it_allows_a_second(
     plain: Server, way: str
 ) -> None:
-    """However they come: singly, in one publish, or over HTTP; and all get through, in order."""
+    """Whether they come singly, in one publish, or over HTTP; and all get through, in order."""
     queue, rate, count = f"slow-{way.replace(' ', '-')}", 10, 35
     async with tocsin.connect(plain.url) as client, http_to(plain) as http:
         await client.create_queue(queue, partitions=1, publish_messages_per_s=rate)
@@ -154,7 +155,7 @@ async def test_calls_over_http_wait_for_their_turn(narrow: Server) -> None:
 
 
 def frame_of(ref: int, messages: int) -> dict[str, Any]:
-    """A publish without sequences."""
+    """Return a publish without sequences."""
     return {
         "type": "publish", "ref": ref, "queue": "orders",
         "messages": [{"key": f"k{number}", "body": number} for number in range(messages)],
@@ -162,8 +163,8 @@ def frame_of(ref: int, messages: int) -> dict[str, Any]:
 
 
 async def test_no_more_than_so_many_messages_await_their_answer(narrow: Server) -> None:
-    """Both frames come at once: when the second is judged, no commit can have come between. It is
-    refused whole, and the like of it goes through as soon as there is room."""
+    """Both frames come at once, so no commit can come between. The second is refused whole, and the
+    same publish goes through as soon as there is room."""
     token = SETTINGS["TOCSIN_TOKEN"]
     async with talking(narrow, token=token) as talk, http_to(narrow, token) as http:
         assert (await http.put("/v1/queues/orders", json={"partitions": 1})).status_code == 201
@@ -205,7 +206,8 @@ HANDSHAKE = (
 
 
 def get(server: Server, path: str, *headers: str) -> tuple[int, dict[str, str], Any]:
-    """The status, headers and body of the answer to one request, as from behind the proxy."""
+    """Return the status, headers and body of the answer to one request, as from behind the
+    proxy."""
     lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{server.port}", *headers, "", ""]
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as made:
         made.sendall("\r\n".join(lines).encode())
@@ -220,7 +222,7 @@ def get(server: Server, path: str, *headers: str) -> tuple[int, dict[str, str], 
 
 
 def ask(server: Server, *headers: str) -> tuple[int, dict[str, str], Any]:
-    """As `get`, of a handshake."""
+    """Return the answer to a handshake, in the form of `get`."""
     return get(server, "/v1/ws", *HANDSHAKE, *headers)
 
 
@@ -243,7 +245,7 @@ def test_wrong_credentials_close_the_door_to_their_address_alone(narrow: Server)
     )
     path = "/v1/queues"
     assert [get(narrow, path, there, wrong)[0] for _ in range(2)] == [401, 401]
-    status, headers, problem = get(narrow, path, there, right)  # it is not looked at
+    status, headers, problem = get(narrow, path, there, right)  # the credential is not checked
     assert (status, problem["code"]) == (429, "rate_limited")
     assert headers["retry-after"] == "60"
     assert ask(narrow, there, wrong)[0] == 429

@@ -1,5 +1,5 @@
-"""Processes of the metadata service, over TLS and with a token: they are killed, frozen and stopped
-while gateways go on."""
+"""Processes of the metadata service, over TLS and with a token, which are killed, frozen and
+stopped while gateways go on."""
 
 import asyncio
 import ssl
@@ -25,9 +25,9 @@ from tests.waiting import becomes
 TOKEN = "0123456789abcdef0123456789abcdef"
 SERVE = ("-c", "from gateway.cli.metadata import metadata; metadata()", "serve")
 KNOWN_S = 1.0
-"""What is promised of a new queue."""
+"""The promised time until a new queue is known."""
 BUSY_S = 2.0
-"""On top of it, for a machine that has more to do."""
+"""Additional time for a machine that has more to do."""
 
 
 class NodeProcess(Server):
@@ -49,13 +49,13 @@ class World:
     gateways: list[Server]
     ca: Path
     service: dict[str, str]
-    """What a gateway's settings say of the service."""
+    """A gateway's settings for the service."""
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """All of it, for all tests, which leave everything running; its logs hold nothing unexpected in
-    the end."""
+    """The whole installation, for all tests, which leave everything running. Its logs hold nothing
+    unexpected in the end."""
     folder = tmp_path_factory.mktemp("metadata")
     authority = Authority(folder)
     pair = authority.issue("node")
@@ -89,7 +89,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def start(processes: Sequence[Server]) -> None:
-    """All at once."""
+    """Start all processes at once."""
     for process in processes:
         process.spawn()
     for process in processes:
@@ -97,7 +97,7 @@ def start(processes: Sequence[Server]) -> None:
 
 
 async def usable(clients: list[Any], name: str) -> float:
-    """Make a queue at the first, publish to it at all others; how long that took."""
+    """Create a queue at the first, publish to it at all others; return how long that took."""
     loop = asyncio.get_running_loop()
     await clients[0].create_queue(name, partitions=1)
     began = loop.time()
@@ -115,7 +115,7 @@ async def usable(clients: list[Any], name: str) -> float:
 
 async def test_nodes_are_killed_and_frozen_while_gateways_go_on(world: World) -> None:
     """No publish on a known queue fails, everything arrives, and a new queue is known everywhere
-    within a second; a moment later where the node that a gateway watches has just frozen."""
+    within a second; a moment later if the node that a gateway watches has just frozen."""
     sent: list[int] = []
     got: set[int] = set()
     async with AsyncExitStack() as stack:
@@ -151,14 +151,14 @@ async def test_nodes_are_killed_and_frozen_while_gateways_go_on(world: World) ->
         await asyncio.wait(working[:1])
         assert working[0].cancelled(), working[0].exception()
         assert sent
-        await becomes(lambda: got >= {*sent})  # the last one, given up, may be there, too
+        await becomes(lambda: got >= {*sent})  # the last one, given up, may have come, too
         working[1].cancel()
         await asyncio.wait(working)
 
 
 async def test_what_one_gateway_has_made_another_one_knows_at_once(world: World) -> None:
-    """Whoever makes a queue through a balancer, and then a group, publishes and subscribes, is at
-    another gateway each time."""
+    """A client behind a balancer that creates a queue and then a group, publishes and subscribes,
+    may be at another gateway each time."""
     one, other = (server.url for server in world.gateways)
     async with (
         httpx2.AsyncClient() as http, tocsin.connect(one) as here, tocsin.connect(other) as there,
@@ -166,7 +166,7 @@ async def test_what_one_gateway_has_made_another_one_knows_at_once(world: World)
         for number in range(10):
             path = f"/v1/queues/at-once-{number}"
             answers = [
-                await http.get(other + path),  # it remembers that there is none
+                await http.get(other + path),  # it remembers that the queue does not exist
                 await http.put(one + path, json={"partitions": 1}),
                 await http.put(other + path + "/groups/billing", json={}),
                 await http.get(one + path + "/groups/billing"),
@@ -186,7 +186,7 @@ async def test_what_one_gateway_has_made_another_one_knows_at_once(world: World)
 
 
 async def test_who_does_not_show_the_token_is_told_nothing(world: World) -> None:
-    """P11: but for whether it is alive and ready."""
+    """P11: except whether it is alive and ready."""
     url = world.nodes[0].url
     async with httpx2.AsyncClient(verify=ssl.create_default_context(cafile=world.ca)) as http:
         for header in ({}, {"Authorization": "Bearer 1"}, {"Authorization": f"Basic {TOKEN}"}):
@@ -197,7 +197,7 @@ async def test_who_does_not_show_the_token_is_told_nothing(world: World) -> None
             assert (await http.get(url + path)).status_code == 200
         shown = {"Authorization": f"Bearer {TOKEN}"}
         async with asyncio.timeout(30):
-            while True:  # one has just been frozen, perhaps
+            while True:  # a node may just have been frozen
                 answer = await http.get(url + "/v1/nodes", headers=shown)
                 seen = [one["url"] for one in answer.json()]
                 if seen == sorted(one.url for one in world.nodes):
@@ -221,7 +221,7 @@ async def test_the_nodes_are_shown_and_a_dead_one_is_said(world: World) -> None:
 
 
 async def test_a_gateway_does_not_start_while_nobody_answers_and_does_then(world: World) -> None:
-    """It is told what to do by a sentence, and its supervisor starts it again."""
+    """A sentence says what to do, and its supervisor starts it again."""
     gateway = world.gateways[0]
     await asyncio.to_thread(gateway.stop)
     for node in world.nodes:
@@ -230,6 +230,6 @@ async def test_a_gateway_does_not_start_while_nobody_answers_and_does_then(world
     await becomes(lambda: not gateway.running())
     assert gateway.exit_code() == 1
     assert "no node of the metadata service answers" in gateway.log_tail(3)
-    gateway.log_path.write_bytes(b"")  # it was expected
+    gateway.log_path.write_bytes(b"")  # these lines were expected
     await asyncio.to_thread(start, world.nodes)
     await asyncio.to_thread(gateway.start)

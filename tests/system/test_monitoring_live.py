@@ -1,5 +1,5 @@
-"""Metrics of real processes, as Prometheus' own parser reads them; and what is shipped for a
-Prometheus (its configuration, rules and dashboards), in front of a real one."""
+"""Metrics of real processes, read by Prometheus' own parser; and the shipped configuration, rules
+and dashboards in a real Prometheus."""
 
 import asyncio
 import time
@@ -28,7 +28,8 @@ SEEN: Final = (
     "count(min by (job, instance) "
     '(count_over_time(tocsin_group_messages_total{queue="orders",event="given"}[5m])) > 3) == 3'
 )
-"""So many scrapes of each gateway, and of the one that a holder sees, since it has given."""
+"""Queries for the number of scrapes of each gateway, and of the one that a holder sees, since it
+delivered."""
 Parse = Callable[[str], Any]
 FORMATS: Final[dict[str, tuple[str, str, Parse]]] = {
     "prometheus": ("text/plain", TEXT, text_string_to_metric_families),
@@ -47,7 +48,7 @@ TARGETS: Final = ("tocsin", "tocsin", "tocsin-metadata", "tocsin-manager", "tocs
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """One whose logs hold nothing unexpected in the end."""
+    """An installation whose logs hold nothing unexpected in the end."""
     with monitored(tmp_path_factory.mktemp("monitored"), JOBS) as made:
         yield made
     for process in made.processes.values():
@@ -57,7 +58,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 async def works(server: Server, is_over: asyncio.Event) -> None:
-    """A little of everything that is counted, until it is over."""
+    """Do a little of everything that is counted, until `is_over`."""
     async with tocsin.connect(server.url, token=TOKEN) as client:
         await client.create_queue("orders", partitions=4, attempts_max=1)
         await client.create_queue("parked", partitions=1, attempts_max=1, on_exhausted="park")
@@ -70,7 +71,8 @@ async def works(server: Server, is_over: asyncio.Event) -> None:
                 assert answer.status_code in (200, 429), answer.text
                 return answer.status_code == status
 
-            # 429 meanwhile: who shares limits holds a sixteenth until the store has answered
+            # 429 meanwhile: a gateway that shares limits has a sixteenth until the store has
+            # answered
             await becomes(lambda: is_answered(200))
             assert await is_answered(429)
 
@@ -103,7 +105,7 @@ async def works(server: Server, is_over: asyncio.Event) -> None:
 
 
 async def told(world: World, name: str, accept: str) -> httpx2.Response:
-    """What a process tells a Prometheus."""
+    """Return a process's metrics."""
     headers = {"Authorization": f"Bearer {SCRAPER}", "Accept": accept}
     async with httpx2.AsyncClient(trust_env=False, timeout=30) as http:
         return await http.get(f"http://{world.at[name]}/metrics", headers=headers)
@@ -135,21 +137,21 @@ async def test_prometheus_own_parser_reads_every_process_and_every_metric_is_tol
 
 @dataclass
 class Worked:
-    """What a Prometheus saw of the world at work."""
+    """The view of a Prometheus on the working installation."""
 
     prometheus: Running
     began: float
     ended: float
 
     def series(self, expr: str, dashboard: Dashboard | None = None) -> list[Series]:
-        """What it has found for this expression, everything chosen."""
+        """Return the series of this expression, with all values chosen."""
         chosen = all_chosen(dashboard, self.prometheus) if dashboard is not None else {}
         return self.prometheus.series(whole(expr, 10, chosen), self.began, self.ended, 1)
 
 
 @pytest.fixture(scope="module")
 def worked(world: World) -> Worked:
-    """It has scraped all of it at work for a while."""
+    """The view of a Prometheus that has scraped all processes at work for a while."""
     began = time.time()
 
     async def work() -> None:
@@ -195,7 +197,8 @@ def test_every_variable_of_a_dashboard_has_values_to_choose_from(worked: Worked)
 
 
 def test_a_dashboard_of_a_service_shows_its_own_processes(worked: Worked) -> None:
-    """Every process tells its CPU; where all are chosen, "all" are those of the service."""
+    """Every process reports its CPU. When all are chosen, "all" are the processes of the
+    service."""
     seen: dict[str, set[str]] = {}
     for dashboard in DASHBOARDS:
         if "Processes" in dashboard.rows:

@@ -1,5 +1,5 @@
-"""Sessions that outlive a broker process, over real sockets: what a client holds stays its own, and
-comes to nobody again (R22)."""
+"""Sessions that outlive a broker process, over real sockets: a client's deliveries stay its own,
+and do not go to another one (R22)."""
 
 import asyncio
 from contextlib import suppress
@@ -31,7 +31,7 @@ async def join(talk: Talk, **more: object) -> None:
 
 
 async def publish(http: httpx2.AsyncClient, first: int) -> None:
-    """COUNT numbers from `first` on, of KEYS keys."""
+    """Publish COUNT numbers from `first` on, of KEYS keys."""
     numbers = range(first, first + COUNT)
     messages = [{"key": f"k{n % KEYS}", "body": n} for n in numbers]
     answer = (await http.post("/v1/queues/q/messages", json={"messages": messages})).json()
@@ -39,7 +39,7 @@ async def publish(http: httpx2.AsyncClient, first: int) -> None:
 
 
 async def given(*talks: Talk) -> list[Frame]:
-    """All pushes of these sessions, until COUNT messages have come to them."""
+    """Return all pushes of these sessions, until COUNT messages have come to them."""
 
     async def read(talk: Talk) -> None:
         with suppress(ConnectionClosed):
@@ -64,7 +64,8 @@ def bodies(pushes: list[Frame]) -> list[int]:
 
 
 def deliveries(pushes: list[Frame]) -> list[list[int]]:
-    """Each message by itself: what a push has skipped is not held."""
+    """Return each message's delivery by itself, because offsets that a push skipped are not
+    held."""
     return [
         [push["partition"], push["epoch"], push["push"], offset, offset]
         for push in pushes
@@ -74,8 +75,8 @@ def deliveries(pushes: list[Frame]) -> list[list[int]]:
 
 @pytest.mark.parametrize("end", ["kill -9", "SIGTERM"])
 async def test_what_a_client_holds_outlives_the_process(tmp_path: Path, end: str) -> None:
-    """R22, P5: also when it is sent away while its handlers are at work. Nothing of it goes to the
-    consumer that is there first; what was settled before stays so."""
+    """R22, P5: even if it is sent away while its handlers are at work. None of its messages goes to
+    the consumer that came first; settled messages stay settled."""
     server = Server(tmp_path / "data", command=[*SERVE, "--drain-s", "1"])
     server.start()
     try:
@@ -86,7 +87,8 @@ async def test_what_a_client_holds_outlives_the_process(tmp_path: Path, end: str
             await join(talk)
             await publish(http, 0)
             held = deliveries(await given(talk))
-            # Some in each partition: one without anything in flight may move before it is asked.
+            # Some in each partition, because one without deliveries in flight may move before it is
+            # checked.
             answer = await talk.ask(type="ack", ref=2, subscription=1, deliveries=held[::4])
             assert answer["settled"] == COUNT // 4
             await asyncio.to_thread(server.kill if end == "kill -9" else server.stop)
@@ -129,7 +131,7 @@ async def test_a_name_is_kept_by_long_poll_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["kill -9", "SIGTERM"])
 async def test_handlers_at_work_go_on_while_the_process_ends(tmp_path: Path, end: str) -> None:
-    """R22: two clients of the SDK. What was begun before the end is settled after it, no handler
+    """R22: two clients of the SDK. Handlers that began before the end are settled after it, none
     runs twice, neither here nor there, and each key goes on in order (P3)."""
     server = Server(tmp_path / "data", command=[*SERVE, "--drain-s", "1"])
     server.start()

@@ -1,5 +1,5 @@
-"""A broker that is killed as soon as it has answered a nack: count, delay and reason are there when
-it is started again (R16, R19, R24)."""
+"""A broker that is killed as soon as it has answered a nack: count, delay and reason exist when it
+is started again (R16, R19, R24)."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ GROUP = "/v1/queues/orders/groups/billing"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """Runs; what is killed leaves nothing to say in its log."""
+    """A running broker. A killed one leaves nothing in its log."""
     server = Server(tmp_path / "data", command=SERVE)
     server.spawn()
     try:
@@ -31,7 +31,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def again(server: Server) -> None:
-    """Killed at this moment, and started anew."""
+    """Kill the broker now, and start it again."""
     server.kill()
     server.spawn()
     server.wait_ready()
@@ -46,7 +46,7 @@ async def prepare(server: Server, **settings: Any) -> None:
 
 
 async def nacked_by_socket(server: Server, **nack: Any) -> None:
-    """Killed in the moment of the answer."""
+    """Nack over a WebSocket, and kill the broker at its answer."""
     async with talking(server) as talk:
         await talk.ask(
             type="subscribe", ref=1, subscription=1, queue="orders", group="billing", credit=1
@@ -59,7 +59,7 @@ async def nacked_by_socket(server: Server, **nack: Any) -> None:
 
 
 async def nacked_by_receipt(server: Server, **nack: Any) -> None:
-    """Killed in the moment of the answer."""
+    """Nack by receipt, and kill the broker at its answer."""
     async with http_to(server) as http:
         pulled = (await http.post(f"{GROUP}/pull", json={"wait_s": 5})).json()["messages"]
         receipts = [one["receipt"] for one in pulled]
@@ -106,7 +106,7 @@ async def test_a_rejection_that_was_answered_is_there_after_a_kill(
 
 
 async def test_a_handler_rejects_through_the_sdk(server: Server) -> None:
-    """In asyncio and blocking, and by receipt; who looks at the dead letters sees why."""
+    """In asyncio and blocking, and by receipt; the dead letters show the reason."""
     async with tocsin.connect(server.url) as client:
         await client.create_queue("orders", partitions=1)
         await client.create_group("orders", "billing")

@@ -1,7 +1,7 @@
-"""Power loss: the broker's ext4 lies on a loop device whose image is copied while it works.
+"""Power loss: the broker's ext4 is on a loop device whose image is copied while it works.
 
-Only what was synced is in the copy. The shipped broker starts on it, and what it gives to the
-group is judged together with what the clients had seen before the copy.
+The copy has only what was synced. The shipped broker starts on it. Its deliveries to the group are
+judged together with the clients' frames before the copy.
 """
 
 import os
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
 
 async def lost_power(losses: int, *, broken: str = "") -> PowerLossReport:
-    """The report of a run with a seed of its own."""
+    """Return the report of a run with a seed of its own."""
     command = [str(BROKEN), f"--break={broken}"] if broken else SERVE
     return await power_losses(
         seed=secrets.randbits(32), losses=losses, command=command, progress=print
@@ -38,13 +38,13 @@ async def test_nothing_is_lost_with_the_power() -> None:
 
 @pytest.mark.parametrize("broken", ["synchronous-normal", "receipt-before-commit"])
 async def test_receipts_without_a_sync_turn_the_run_red(broken: str) -> None:
-    # Both are the loss of an acknowledged message: before anybody was given it, or while a consumer
-    # that never settled it was holding it. Whether a loss falls between a receipt and its commit
-    # is chance, and two may both miss it.
+    # Both are the loss of an acknowledged message: before any consumer received it, or while a
+    # consumer that never settled it was holding it. Whether a loss falls between a receipt and its
+    # commit is chance, and two may both miss it.
     for _ in range(CONTROL_RUNS):
         report = await lost_power(2, broken=broken)
         if broken == "synchronous-normal" and report.not_started:
-            # The whole store is lost: its file was written before its log was durable.
+            # The whole store is lost, because its file was written before its log was durable.
             assert all("put a backup in its place" in why for why in report.not_started)
             return
         assert report.verdict is not None

@@ -1,4 +1,4 @@
-"""PROTOCOL.md against a running broker: what it shows is what a client sends and gets."""
+"""PROTOCOL.md against a running broker: its examples are what a client sends and gets."""
 
 import asyncio
 import json
@@ -35,27 +35,27 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def http(server: Server) -> AsyncIterator[httpx2.AsyncClient]:
-    """HTTP to it."""
+    """An HTTP client of the broker."""
     async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as client:
         yield client
 
 
 class Socket:
-    """A WebSocket that keeps what it has got until somebody asks for it."""
+    """A WebSocket that keeps frames until they are asked for."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
         self._kept: list[Frame] = []
 
     async def ask(self, frame: Frame) -> Frame:
-        """Send a frame and return what answers it."""
+        """Send a frame and return its answer."""
         await self._connection.send(json.dumps(frame))
         if frame["type"] == "hello":
             return await self.get("welcome")
         return await self.get("ok", "error", "pong", ref=frame["ref"])
 
     async def get(self, *kinds: str, **fields: object) -> Frame:
-        """The next frame of these kinds with these fields."""
+        """Return the next frame of these kinds with these fields."""
         async with asyncio.timeout(5):
             while True:
                 for frame in self._kept:
@@ -68,14 +68,14 @@ class Socket:
 
 @pytest.fixture
 async def socket(server: Server) -> AsyncIterator[Socket]:
-    """A WebSocket to it, before `hello`."""
+    """A WebSocket to the broker, before `hello`."""
     url = server.url.replace("http", "ws", 1) + "/v1/ws"
     async with connect(url, subprotocols=[Subprotocol("tocsin.v1")], proxy=None) as connection:
         yield Socket(connection)
 
 
 def shown(kind: str, **fields: object) -> list[Frame]:
-    """The examples of PROTOCOL.md that have these fields, parsed."""
+    """Return the examples of PROTOCOL.md that have these fields, parsed."""
     parsed = [json.loads(example.body) for example in examples(kind)]
     return [frame for frame in parsed if fields.items() <= frame.items()]
 
@@ -126,7 +126,7 @@ async def test_a_session_goes_as_the_protocol_shows(
 
     (ping,) = shown("client", type="ping")
     answer, example = await socket.ask(ping), shown("broker", type="pong")[0]
-    assert abs(answer["clock_unix_us"] / 1e6 - time.time()) < 10  # of this machine's clock
+    assert abs(answer["clock_unix_us"] / 1e6 - time.time()) < 10  # this machine's clock
     assert {**answer, "clock_unix_us": example["clock_unix_us"]} == example
     (unsubscribe,) = shown("client", type="unsubscribe")
     assert (await socket.ask(unsubscribe))["type"] == "ok"

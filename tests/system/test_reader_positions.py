@@ -1,5 +1,5 @@
-"""Readers that kept their position, against a broker process: the true verdict per partition (P10,
-R26), whatever happened to the log and to the token meanwhile."""
+"""Readers that kept their position, against a broker process: they get the true verdict per
+partition (P10, R26), whatever happened to the log and to the token meanwhile."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -25,26 +25,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[tocsin.Client]:
-    """A client of it."""
+    """A client of the broker."""
     async with tocsin.connect(server.url) as client:
         yield client
 
 
 async def publish(client: tocsin.Client, queue: str, first: int, count: int = 8) -> None:
-    """Messages with the bodies first, first + 1, ..., one record each, round the keys."""
+    """Publish messages with the bodies first, first + 1, ..., one record each, over the keys in
+    turn."""
     for number in range(first, first + count):
         await client.publish(queue, number, key=KEYS[number % len(KEYS)])
 
 
 async def take(reader: tocsin.Reader, count: int) -> list[int]:
-    """So many bodies."""
+    """Return the bodies of the next `count` messages."""
     async with asyncio.timeout(20):
         return [(await anext(reader)).body for _ in range(count)]
 
 
 async def trimmed(client: tocsin.Client, queue: str) -> None:
-    """A group settles everything, and retention passes it. A pull brings what is there by then: a
-    partition that this group has only just been given may have nothing yet."""
+    """Let a group settle everything, and retention pass it. A pull may bring nothing yet from a
+    partition that the group has only just been given."""
     async with asyncio.timeout(20):
         while (await client.group(queue, "sweeper"))["lag"]:
             pulled = await client.pull(queue, "sweeper", messages_max=100, wait_s=1)
@@ -57,18 +58,19 @@ async def trimmed(client: tocsin.Client, queue: str) -> None:
 
 
 async def delete(server: Server, queue: str) -> None:
-    """As an operator does it."""
+    """Delete a queue as an operator does."""
     await asyncio.to_thread(admin.delete_queue, server.data_dir, queue, queue)
 
 
 def forged(position: tocsin.Position, partition: int, place: tuple[int, int]) -> tocsin.Position:
-    """The position with another place in one partition."""
+    """Return the position with another place in one partition."""
     places = {**position.partitions, str(partition): place}
     return tocsin.Position(queue_id=position.queue_id, partitions=places)
 
 
 def fullest(position: tocsin.Position) -> tuple[int, int, int]:
-    """The partition that has most, its generation and its end: keys fall where they like."""
+    """Return the fullest partition, its generation and its end; the hash of a key decides its
+    partition."""
     number, (generation, end) = max(position.partitions.items(), key=lambda item: item[1][1])
     return int(number), generation, end
 
@@ -76,7 +78,7 @@ def fullest(position: tocsin.Position) -> tuple[int, int, int]:
 async def test_a_reader_resumes_after_a_restart_without_a_loss_or_a_double(
     tmp_path: Path,
 ) -> None:
-    """The broker and the reader are both begun anew."""
+    """Both the broker and the reader are started again."""
     store = tocsin.FilePositions(tmp_path / "positions")
     server = Server(tmp_path / "data")
     server.start()
@@ -101,7 +103,7 @@ async def test_a_reader_resumes_after_a_restart_without_a_loss_or_a_double(
 
 
 async def break_off(reading: tocsin.Reader) -> None:
-    """Fail while the third message is being worked on."""
+    """Fail while the third message is being handled."""
     async with reading as reader:
         assert await take(reader, 3) == [0, 1, 2]
         raise ZeroDivisionError
@@ -188,7 +190,7 @@ async def test_a_forged_token_is_unknown_where_it_is_forged(
 async def test_a_gap_beside_an_unknown_partition_is_told_all_the_same(
     client: tocsin.Client,
 ) -> None:
-    """Going on at the end takes several subscribes: none of them swallows a verdict."""
+    """Continuing at the end takes several subscribes; none of them swallows a verdict."""
     await client.create_queue("both", partitions=2)
     await client.create_group("both", "sweeper")
     await publish(client, "both", 0)
@@ -252,7 +254,7 @@ async def test_a_token_of_a_queue_that_was_deleted_and_made_again(
 async def test_a_queue_made_again_while_the_reader_was_away_from_the_broker(
     tmp_path: Path,
 ) -> None:
-    """In mid-stream: the verdict comes with the connection, behind what had come before."""
+    """In mid-stream: the verdict comes with the connection, after the messages that came before."""
     server = Server(tmp_path / "data")
     server.start()
     try:
@@ -277,7 +279,7 @@ async def test_a_queue_made_again_while_the_reader_was_away_from_the_broker(
 
 
 def replace_queue(server: Server) -> None:
-    """Behind the readers' back: the broker's address is another one while this happens."""
+    """Replace the queue unseen by the readers; the broker has another address meanwhile."""
     hidden = Server(server.data_dir)
     hidden.start()
     admin.delete_queue(server.data_dir, "orders", "orders")

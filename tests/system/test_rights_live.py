@@ -1,4 +1,4 @@
-"""What the SDK says to a user whose token has not the right that is needed: both transports."""
+"""The SDK's message to a user whose token lacks the right that is needed, over both transports."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ OPERATOR = "the-token-of-these-tests"
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[Server]:
-    """A broker that wants credentials."""
+    """A broker that requires credentials."""
     settings = {"TOCSIN_TOKEN": OPERATOR}
     with Server(tmp_path / "data", level="warning", settings=settings) as server:
         yield server
 
 
 async def token(server: Server, *rights: str) -> str:
-    """A new API token with these rights."""
+    """Create an API token with these rights."""
     wanted: dict[str, object] = {"name": "ann", "rights": list(rights)}
     return str((await asyncio.to_thread(admin.create_token, server.data_dir, wanted))["token"])
 

@@ -1,5 +1,5 @@
-"""Every process of a whole cluster is restarted, one after the other, while it works (P14): no
-publish fails, nothing is lost or given twice, and the order of the keys holds."""
+"""Every process of a whole cluster is restarted, one after the other, while it works (P14). No
+publish fails, nothing is lost or given twice, and keys stay in order."""
 
 import asyncio
 import itertools
@@ -24,23 +24,24 @@ from tests.waiting import becomes
 WHOLE: Final = bool(os.environ.get("TOCSIN_SOAK"))
 KEYS: Final = 40
 BETWEEN_S: Final = 0.01
-"""Between two publishes of a producer: a load that two cores bear beside all these processes."""
+"""Pause between two publishes of a producer, a load that two cores carry beside all these
+processes."""
 PUBLISH_TIMEOUT_S: Final = 60.0
-"""Longer than a failover, and a restarted replica's copying of all there is."""
+"""Longer than a failover, and than a restarted replica's full copy."""
 
 
 @dataclass
 class Load:
-    """What was published of each key, and what came of it, in a group and at a reader."""
+    """Messages published of each key, and those that came to a group and to a reader."""
 
     published: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     handled: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     read: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     is_over: bool = False
-    """Nothing more is published."""
+    """Whether publishing has ended."""
 
     async def produce(self, client: tocsin.Client, keys: list[str]) -> None:
-        """One message of each key after the other, each answered before it ends."""
+        """Publish one message of each key after the other, each answered before the next."""
         for key in itertools.cycle(keys):
             if self.is_over:
                 return
@@ -49,27 +50,27 @@ class Load:
             await asyncio.sleep(BETWEEN_S)
 
     async def handle(self, message: tocsin.Message) -> None:
-        """Of the group."""
+        """Handle a message of the group."""
         assert message.key is not None
         self.handled[message.key].append(message.body)
 
     async def watch(self, messages: Reader) -> None:
-        """Of the reader."""
+        """Note the reader's messages."""
         async for message in messages:
             assert message.key is not None
             self.read[message.key].append(message.body)
 
     def goes_on(self, count: int) -> bool:
-        """Whether so many were published."""
+        """Whether this many were published."""
         return sum(self.published.values()) >= count
 
     def has_come(self) -> bool:
-        """Whether everything is there, or more."""
+        """Whether everything has come, or more."""
         wanted = sum(self.published.values())
         return all(sum(map(len, some.values())) >= wanted for some in (self.handled, self.read))
 
     def check(self) -> None:
-        """Everything, once, in its order."""
+        """Check that everything came once, in its order."""
         for key, count in self.published.items():
             assert self.handled[key] == list(range(count)), f"{key}, the group"
             assert self.read[key] == list(range(count)), f"{key}, the reader"
@@ -77,8 +78,8 @@ class Load:
 
 @asynccontextmanager
 async def working(url: str) -> AsyncIterator[Load]:
-    """Two producers, two consumers and a reader, all through the balancer; at the end everything
-    that was published has come."""
+    """Run two producers, two consumers and a reader, all through the balancer. At the end
+    everything published has come."""
     load = Load()
     async with AsyncExitStack() as stack:
         one, two, three = [
@@ -91,7 +92,7 @@ async def working(url: str) -> AsyncIterator[Load]:
         ]
         reader = await stack.enter_async_context(three.read("q", start="earliest"))
         keys = [f"k{number}" for number in range(KEYS)]
-        async with asyncio.TaskGroup() as tasks:  # whoever fails ends it
+        async with asyncio.TaskGroup() as tasks:  # a failure of any ends it
             listening = [
                 *(tasks.create_task(one.run(load.handle, concurrency=8)) for one in consumers),
                 tasks.create_task(load.watch(reader)),
@@ -104,14 +105,14 @@ async def working(url: str) -> AsyncIterator[Load]:
             load.is_over = True
             await asyncio.wait(producing)
             await becomes(load.has_come)
-            await asyncio.sleep(1)  # and nothing more
+            await asyncio.sleep(1)  # and nothing more comes
             for task in listening:
                 task.cancel()
 
 
 def restart(run: Run, name: str, pid: int) -> None:
-    """As an operator does, and wait until it is there again. (HAProxy has no other end for SIGTERM
-    than the signal's own, and closes all connections.)"""
+    """Restart a process as an operator does, and wait until it is ready. (On SIGTERM, HAProxy ends
+    by the signal itself, and closes all connections.)"""
     os.kill(pid, signal.SIGTERM)
     end = "was ended by signal 15" if name == "balancer" else "has ended with exit code 0"
     for wanted in (f"{name} {end}", f"{name} is ready again"):
@@ -120,7 +121,7 @@ def restart(run: Run, name: str, pid: int) -> None:
 
 
 def is_whole(settings: str) -> bool:
-    """As the managers say it."""
+    """Whether all servers are well, as the managers report it."""
     return all(
         sorted(one["state"] for one in cluster["servers"]) == ["in sync", "in sync", "primary"]
         for cluster in clusters(settings)

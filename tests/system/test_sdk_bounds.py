@@ -1,4 +1,5 @@
-"""Bounds that waiting does not change are errors of the SDK, which nobody waits for in silence."""
+"""Bounds that waiting does not change are errors of the SDK, so that no program waits in
+silence."""
 
 import asyncio
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ async def test_a_subscription_beyond_the_bound_of_a_session_is_refused(
                         await stack.enter_async_context(beyond)
                     assert refused.value.code == "limit_reached"
                     assert not refused.value.retry
-            # What waiting does not change, closing one does.
+            # Closing a subscription makes room; waiting does not.
             await stack.enter_async_context(client.subscribe("q", "g"))
 
 
@@ -56,12 +57,12 @@ def test_the_blocking_client_is_refused_it_too(tmp_path: Path) -> None:
 
 
 def _sized(size: int) -> dict[str, object]:
-    """A message of so many bytes as JSON: what `bytes_max` counts."""
+    """Return a message of this many bytes as JSON, which `bytes_max` counts."""
     return {"key": "k", "body": "x" * (size - len('{"key":"k","body":""}'))}
 
 
 def _check_batch(outcomes: Sequence[object]) -> None:
-    """Of five messages the second and the fourth never fit."""
+    """Check a batch of five messages, of which the second and the fourth never fit."""
     kinds = [type(outcome) for outcome in outcomes]
     good, bad = tocsin.Receipt, tocsin.TooLarge
     assert kinds == [good, bad, good, bad, good]
@@ -79,8 +80,8 @@ BATCH = [_sized(size) for size in (50, 501, 50, 2000, 50)]
 async def test_a_message_larger_than_its_queue_may_be_is_refused_at_once_and_alone(
     tmp_path: Path, transport: Transport, overflow: Literal["reject", "dead_letter"]
 ) -> None:
-    """Nobody sends it again until the time is over; one of exactly the bound is stored, and what
-    is published behind a refused one is, too, in its order."""
+    """The SDK does not repeat it until the timeout. A message of exactly the bound is stored, and
+    so are messages published after a refused one, in their order."""
     with running(tmp_path) as server:
         async with (
             asyncio.timeout(WAIT_S),

@@ -1,5 +1,5 @@
-"""The broker is killed, or goes down for a deploy, while handlers of the SDK run: each message runs
-once, and what was handled meanwhile is settled under the new broker (R22)."""
+"""The broker is killed, or goes down for a deploy, while handlers of the SDK run. Each message runs
+once, and those handled meanwhile are settled under the new broker (R22)."""
 
 import asyncio
 from collections import Counter
@@ -12,12 +12,12 @@ from loadtests.server import Server
 
 Runs = Counter[int]
 COUNT, CREDIT, PARTITIONS = 60, 20, 8
-"""More than both consumers hold: some are given only by the second broker."""
+"""COUNT is more than both consumers hold, so the second broker gives some."""
 
 
 async def balanced(client: tocsin.Client) -> None:
-    """Both consumers have their partitions: one that moves while the broker ends is its new
-    owner's, and what the old one holds of it comes again."""
+    """Wait until both consumers have their partitions. If one moved while the broker ends, it would
+    belong to its new owner, and the old one's deliveries would come again."""
     owners: list[str] = []
     while len(owners) != PARTITIONS or len(set(owners)) != 2:
         places = (await client.group("q", "g"))["partitions"]
@@ -25,12 +25,12 @@ async def balanced(client: tocsin.Client) -> None:
 
 
 async def run_through(server: Server, end: Callable[[Server], object], *, linger_s: float) -> Runs:
-    """How often each message ran, with a restart in the middle of the first handlers."""
+    """Return how often each message ran, with a restart in the middle of the first handlers."""
     ran: Runs = Counter()
     settled: set[int] = set()
     begun, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
     if end is Server.stop:
-        go_on.set()  # a drain waits for what is held
+        go_on.set()  # a drain waits for held deliveries
 
     async def handler(message: tocsin.Message) -> None:
         ran[message.body] += 1
@@ -81,7 +81,7 @@ async def test_what_handlers_work_on_outlives_the_broker(
 
 
 async def test_without_a_session_that_lingers_what_was_in_hand_runs_again(server: Server) -> None:
-    """The control: it is the adoption that the test above sees."""
+    """The control: the test above depends on the adoption."""
     ran = await run_through(server, Server.kill, linger_s=0)
     assert sorted(ran) == list(range(COUNT))
     assert max(ran.values()) == 2

@@ -1,8 +1,8 @@
 """The SDK on bad days, in short: sessions that move between transports, a network that cuts and
 swallows, a broker that is killed, handlers that outlast their leases.
 
-The whole trials are `make trials`. What compares times is left to them. Each check is held against
-a run that must break it.
+The whole trials are `make trials`; comparisons of times are left to them. Each check is also tested
+with a run that must break it.
 """
 
 import pytest
@@ -12,13 +12,14 @@ from loadtests.trials.trial import Finding
 
 
 def hold(finding: Finding) -> None:
-    """Everything that does not compare times was kept; the whole finding is in the report."""
+    """Check that every promise that compares no times was kept; the report has the whole
+    finding."""
     print(finding)  # noqa: T201 - pytest shows it where the test fails, or with -rP
     assert not finding.broken(timed=False)
 
 
 def broken(finding: Finding) -> str:
-    """What was found to be broken, in one text."""
+    """Return the broken promises in one text."""
     print(finding)  # noqa: T201
     return "\n".join(finding.broken(timed=False))
 
@@ -46,7 +47,7 @@ async def test_consumers_that_never_ack_turn_the_bad_network_red(
 
 
 async def test_every_effect_happens_once_when_the_broker_is_killed() -> None:
-    """P1, P4: twenty clients; what comes again is recognised."""
+    """P1, P4: twenty clients; repeated messages are recognised."""
     hold(await kills.kills(kills.Plan(kills=3), print))
 
 

@@ -1,4 +1,5 @@
-"""How sessions end, one by one and all together: what they held comes again, and only that.
+"""The end of sessions, one by one and all together: their held deliveries come again, and no
+others.
 
 P1, P6, P14, over real sockets and a real process.
 """
@@ -23,25 +24,26 @@ COUNT = 1000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One broker for all of these but the drains."""
+    """One broker for all of these except the drains."""
     with running(tmp_path_factory.mktemp("ends")) as server:
         yield server
 
 
 async def filled(http: httpx2.AsyncClient, name: str, *, partitions: int = 8, **more: Any) -> None:
-    """A queue of COUNT messages of 100 keys, numbered, and a group that starts before them."""
+    """Create a queue of COUNT messages of 100 keys, numbered, and a group that starts before
+    them."""
     await empty(http, name, partitions=partitions, **more)
     await fill(http, name)
 
 
 async def empty(http: httpx2.AsyncClient, name: str, *, partitions: int = 8, **more: Any) -> None:
-    """A queue, and a group."""
+    """Create a queue, and a group."""
     await http.put(f"/v1/queues/{name}", json={"partitions": partitions, **more})
     await http.put(f"/v1/queues/{name}/groups/g", json={})
 
 
 async def fill(http: httpx2.AsyncClient, name: str) -> None:
-    """COUNT messages of 100 keys, numbered."""
+    """Publish COUNT messages of 100 keys, numbered."""
     path = f"/v1/queues/{name}"
     messages = [{"key": f"k{n % 100}", "body": n} for n in range(COUNT)]
     answer = (await http.post(f"{path}/messages", json={"messages": messages})).json()
@@ -49,8 +51,8 @@ async def fill(http: httpx2.AsyncClient, name: str) -> None:
 
 
 async def shared(http: httpx2.AsyncClient, name: str, consumers: int) -> None:
-    """Until so many consumers of the group own its partitions. Whoever is alone is given
-    everything, and what it holds does not move."""
+    """Wait until this many consumers of the group own its partitions. A single consumer would be
+    given everything, and held deliveries do not move."""
     async with asyncio.timeout(30):
         while True:
             places = (await http.get(f"/v1/queues/{name}/groups/g")).json()["partitions"]
@@ -69,7 +71,7 @@ async def join(talk: Talk, queue: str, credit: int = 10_000) -> None:
 
 
 async def pushes(talk: Talk, count: int) -> list[Frame]:
-    """Pushes with so many messages in all."""
+    """Return pushes with `count` messages in total."""
     got: list[Frame] = []
     while sum(len(push["messages"]) for push in got) < count:
         got.append(await talk.get("push"))
@@ -78,7 +80,7 @@ async def pushes(talk: Talk, count: int) -> list[Frame]:
 
 
 def bodies(got: list[Frame]) -> list[int]:
-    """What they carry."""
+    """Return the bodies in pushes."""
     return [message["body"] for push in got for message in push["messages"]]
 
 
@@ -93,14 +95,14 @@ def in_key_order(numbers: list[int]) -> bool:
 
 
 def deliveries(got: list[Frame]) -> list[list[int]]:
-    """The delivery list of whole pushes."""
+    """Return the delivery list of whole pushes."""
     return [[p["partition"], p["epoch"], p["push"], p["offset"], offsets_of(p)[-1]] for p in got]
 
 
 @pytest.mark.parametrize("end", ["unsubscribe", "close", "vanish", "break the protocol"])
 async def test_a_thousand_unsettled_deliveries_return(server: Server, end: str) -> None:
-    """P6: to a consumer that waits, at once, in order, at their first attempt; what was settled
-    does not come."""
+    """P6: to a waiting consumer, at once, in order, at their first attempt. Settled messages do not
+    come."""
     queue = "return-" + end.replace(" ", "-")
     async with http_to(server) as http, talking(server) as heir, talking(server) as talk:
         await filled(http, queue, partitions=1)
@@ -131,8 +133,8 @@ async def test_a_thousand_unsettled_deliveries_return(server: Server, end: str) 
 
 
 async def test_consumers_come_and_go_all_the_time(server: Server) -> None:
-    """R14, R20, P1, P3: two seconds of sockets that join and vanish while messages flow: none is
-    lost, each key stays in order, and each is confirmed once."""
+    """R14, R20, P1, P3: for two seconds sockets join and vanish while messages flow. No message is
+    lost, each key stays in order, and each message is confirmed once."""
     queue = "churn"
     confirmed: dict[int, int] = {}
     in_order: list[int] = []
@@ -190,19 +192,19 @@ async def test_consumers_come_and_go_all_the_time(server: Server) -> None:
 
 
 class Witness:
-    """One consumer through a drain: what it was given, and what it had confirmed."""
+    """One consumer through a drain: its messages, and those with a confirmed ack."""
 
     def __init__(self) -> None:
         self.given: list[int] = []
         self.confirmed: list[int] = []
         self.code = 0
         self.busy = asyncio.Event()
-        """It has been given a few hundred messages, or has failed."""
+        """Set when it has received a few hundred messages, or has failed."""
         self.drain: Frame = {}
 
 
 async def taken(talk: Talk, witness: Witness, held: list[Frame]) -> None:
-    """Everything that comes before the broker goes down."""
+    """Take everything that comes before the broker goes down."""
     while not witness.drain:
         frame = await talk.get("push", "drain")
         if frame["type"] == "drain":
@@ -215,7 +217,7 @@ async def taken(talk: Talk, witness: Witness, held: list[Frame]) -> None:
 
 
 async def drained(server: Server, witness: Witness, *, settles: bool) -> None:
-    """Consume until the broker goes down; `settles`: confirm what is held when `drain` comes."""
+    """Consume until the broker goes down. `settles`: confirm held deliveries when `drain` comes."""
     held: list[Frame] = []
     async with silent(server) as talk:
         await talk.tell(type="hello")
@@ -237,9 +239,9 @@ async def drained(server: Server, witness: Witness, *, settles: bool) -> None:
 
 
 async def test_a_stop_is_clean(tmp_path: Path) -> None:
-    """P14: SIGTERM with consumers in the middle, one that settles what it holds and one that does
-    not, a pull that waits, a producer under way: everybody is told, everything that is stored is
-    settled or comes again, and nothing that was confirmed does."""
+    """P14: SIGTERM with consumers in the middle, one that settles its deliveries and one that does
+    not, a waiting pull, a publishing producer. Each is informed; every stored message is settled or
+    comes again, and no confirmed one does."""
     with running(tmp_path, "--drain-s", "3") as server:
         async with http_to(server) as http:
             await empty(http, "orders")
@@ -284,7 +286,7 @@ async def test_a_stop_is_clean(tmp_path: Path) -> None:
 
 
 async def produce_until_closed(server: Server, stored: list[int], under_way: asyncio.Event) -> None:
-    """Publish one after the other; what was acknowledged is in `stored`."""
+    """Publish one after the other; note acknowledged messages in `stored`."""
     async with silent(server) as talk:
         await talk.tell(type="hello", producer="p")
         number = COUNT

@@ -1,6 +1,6 @@
-"""A line that carries little: what moves on it is alive, however long it takes, and what stands
-still is cut at its deadline. Over a proxy that lets so much through, with large messages (for such
-a line) and short deadlines and leases; both SDKs, both transports, both directions, and calls over
+"""A slow line: a transfer that moves is alive, however long it takes, and one that stands still is
+cut at its deadline. The tests use a proxy with a low rate, messages that are large for it, and
+short deadlines and leases. They cover both SDKs, both transports, both directions, and calls over
 HTTP."""
 
 import asyncio
@@ -29,11 +29,11 @@ BODY: Final = "x" * 250_000
 QUEUE: Final = "large"
 GROUP: Final = "readers"
 SHORT: Final = "short"
-"""A group whose leases end while a message is on its way."""
+"""A group whose leases end while a message is being transferred."""
 LEASE_S: Final = 2.0
 TRANSPORTS: Final[tuple[Transport, ...]] = ("websocket", "long-poll")
 PAGES: Final = (("websocket", 1.0), ("long-poll", 4.0))
-"""With the heartbeat for it: over long poll a page's clock is four times as fast here."""
+"""Transports with their heartbeats; over long poll a page's clock is four times as fast here."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def proxy(server: Server) -> AsyncIterator[Proxy]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long poll's own deadlines are in proportion."""
+    """Shorten long poll's own deadlines in proportion."""
     monkeypatch.setattr(polling, "WAIT_S", 1.0)
     monkeypatch.setattr(polling, "REQUEST_TIMEOUT_S", 1.0)
     monkeypatch.setattr(polling, "BODY_TIMEOUT_S", 1.0)
@@ -104,7 +104,7 @@ async def test_a_large_message_comes_down_a_slow_line(
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_what_stands_still_half_way_is_cut(proxy: Proxy, transport: Transport) -> None:
-    """And goes on when the line does, over another connection."""
+    """It goes on when the line does, over another connection."""
     async with tocsin.connect(proxy.url, transport=transport) as client:
         proxy.treat_all(up=SLOW)
         publishing = asyncio.create_task(client.publish(QUEUE, BODY, timeout_s=120))
@@ -123,7 +123,7 @@ async def test_what_stands_still_half_way_is_cut(proxy: Proxy, transport: Transp
 async def test_a_page_s_large_message_passes_a_slow_line(
     server: Server, proxy: Proxy, transport: Transport, way: str
 ) -> None:
-    """The JavaScript SDK, which sees nothing of a message before all of it is there."""
+    """The JavaScript SDK, which sees nothing of a message before all of it has come."""
     script = PACKAGE / "test/slow-line.js"
     proxy.treat_all(**{way: SLOW})
     if way == "down":
@@ -149,7 +149,8 @@ async def test_a_page_s_large_message_passes_a_slow_line(
 async def test_what_is_longer_on_its_way_than_its_lease_is_given_once(
     server: Server, proxy: Proxy, transport: Transport
 ) -> None:
-    """P6: three that wait, each five seconds on its way. None comes again, each is settled."""
+    """P6: three messages wait, each with five seconds of transfer. None comes again, each is
+    settled."""
     async with tocsin.connect(server.url) as other:
         ids = [(await other.publish(QUEUE, BODY)).id for _ in range(3)]
     proxy.treat_all(down=SLOW)
@@ -172,7 +173,7 @@ async def test_what_is_longer_on_its_way_than_its_lease_is_given_once(
 async def test_what_stands_still_on_its_way_comes_back_uncounted(
     server: Server, proxy: Proxy, transport: Transport
 ) -> None:
-    """P6: another consumer of the group gets it, though nobody cuts the line."""
+    """P6: another consumer of the group gets it, though the line is not cut."""
     async with tocsin.connect(proxy.url, transport=transport, linger_s=1) as client:
         async with client.subscribe(QUEUE, group=SHORT), tocsin.connect(server.url) as other:
             proxy.treat_all(down=SLOW)
@@ -205,7 +206,7 @@ async def test_a_page_is_given_once_what_is_longer_on_its_way_than_its_lease(
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     said = json.loads(ran.stdout)
-    assert (sorted(said["ids"]), said["attempt"]) == (ids, 1)  # of whichever partitions
+    assert (sorted(said["ids"]), said["attempt"]) == (ids, 1)  # of any partitions
     assert said["losses"] == []
 
 

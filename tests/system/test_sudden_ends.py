@@ -1,4 +1,4 @@
-"""`kill -9` between an answer and the next word: what was answered holds (P1, P4, P5, P10)."""
+"""`kill -9` between an answer and the next frame: what was answered holds (P1, P4, P5, P10)."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,13 +23,13 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 def killed(server: Server) -> None:
-    """End it at once, and start it anew over its files."""
+    """Kill it, and start it again over its files."""
     server.kill()
     server.start()
 
 
 async def publish(talk: Talk, first: int, count: int) -> list[list[object]]:
-    """Publish numbers under their own sequences; the receipts."""
+    """Publish numbers under their own sequences; return the receipts."""
     messages = [{"key": "k", "body": n} for n in range(first, first + count)]
     answer = await talk.ask(
         type="publish", ref=1, queue="orders", messages=messages, sequence=first
@@ -46,7 +46,7 @@ async def subscribe(talk: Talk, number: int, **fields: object) -> None:
 
 
 async def given(talk: Talk, number: int, count: int) -> tuple[list[int], list[int]]:
-    """So many messages of a subscription: their bodies, and the place of the last push."""
+    """Return the bodies of `count` messages of a subscription, and the place of the last push."""
     bodies: list[int] = []
     while len(bodies) < count:
         push = await talk.get("push", subscription=number)
@@ -56,9 +56,9 @@ async def given(talk: Talk, number: int, count: int) -> tuple[list[int], list[in
 
 
 async def test_what_was_answered_before_a_kill_holds_after_it(server: Server) -> None:
-    """P4: a publish sent again is a duplicate. P5: what was confirmed does not come again, what was
-    not does. R11: a group that began at the end is there. R23: what an at-most-once group was
-    given does not come again. R1, R24: a pull's receipt is stale. P10: a reader resumes."""
+    """P4: a repeated publish is a duplicate. P5: confirmed messages do not come again, others do.
+    R11: a group that began at the end exists. R23: messages given to an at-most-once group do not
+    come again. R1, R24: a pull's receipt is stale. P10: a reader resumes."""
     async with http_to(server) as http, talking(server, producer="p") as talk:
         await http.put(f"{QUEUE}/groups/once", json={"semantics": "at_most_once"})
         await subscribe(talk, 1, group="acking")
@@ -97,7 +97,7 @@ async def test_what_was_answered_before_a_kill_holds_after_it(server: Server) ->
 
 
 async def test_a_deleted_queue_stays_deleted_after_a_kill(server: Server) -> None:
-    """R1, R2: and the one that was made anew under its name has its own id, offsets and groups."""
+    """R1, R2: a new queue under its name has its own id, offsets and groups."""
     async with http_to(server) as http, talking(server, producer="p") as talk:
         await subscribe(talk, 1, group="g")
         await subscribe(talk, 2)

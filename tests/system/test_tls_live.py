@@ -1,4 +1,4 @@
-"""A broker process that speaks TLS, and the SDK and the command over it."""
+"""A broker process with TLS, and the SDK and the command over it."""
 
 import asyncio
 import os
@@ -24,11 +24,12 @@ from tests.system.talk import UNEXPECTED
 
 IDLE = 200
 IDLE_BYTES_MAX = 64 * 1024
-"""Measured: 35 KiB, of which TLS is half. A read buffer that stays would be 256."""
+"""The most memory of an idle connection, of which TLS is half (measured:
+docs/benchmarks/tuning.md). A read buffer that stays would be 256 KiB."""
 
 
 class Broker(NamedTuple):
-    """It, and who made its certificate."""
+    """A broker, and the authority of its certificate."""
 
     server: Server
     authority: Authority
@@ -105,7 +106,7 @@ def test_an_authority_that_is_not_known_is_told_with_what_to_do(
     assert done.exit_code == 1
     assert re.search("unable to get local issuer|self-signed certificate", done.output)
     assert "TOCSIN_CA_FILE" in done.output
-    assert "not permitted" not in done.output  # what error number 1 would be elsewhere
+    assert "not permitted" not in done.output  # the text that error number 1 would have elsewhere
 
 
 @pytest.mark.parametrize("arguments", [["queue", "list"], ["publish", "q", "1"]])
@@ -173,7 +174,7 @@ async def test_a_hangup_renews_the_certificate_and_no_session_notices(broker: Br
 
 
 async def serial(broker: Broker) -> str:
-    """Of the certificate that a new connection is shown."""
+    """Return the serial number of the certificate on a new connection."""
     _, writer = await asyncio.open_connection("localhost", broker.server.port, ssl=broker.trusted)
     certificate = writer.get_extra_info("ssl_object").getpeercert()
     writer.close()
@@ -194,7 +195,7 @@ async def test_an_idle_connection_costs_little(broker: Broker) -> None:
         await socket.recv()
         return socket
 
-    sockets = [await opened() for _ in range(20)]  # what the first ones make is not theirs
+    sockets = [await opened() for _ in range(20)]  # the first ones allocate more
     before = process.rss_bytes()
     for _ in range(0, IDLE, 20):
         sockets += await asyncio.gather(*(opened() for _ in range(20)))

@@ -1,4 +1,4 @@
-"""Usage and audit of a running broker, against what was done to it and what it counts itself."""
+"""Usage and audit of a running broker, against the acts of its clients and its own counters."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ PATH = "/v1/queues/orders"
 
 
 def usage_of(server: Server, by: str = "principal") -> dict[str | None, dict[str, Any]]:
-    """By queue, of the operator; what nobody known did is under its name."""
+    """Return usage by queue, of the operator; acts of unknown clients are under "nobody"."""
     rows = sum_by(read_usage(server.data_dir, 0), by)
     return {row["queue"] if row["principal"] else "nobody": row for row in rows}
 
@@ -37,7 +37,7 @@ def acts_of(server: Server) -> list[dict[str, Any]]:
 
 
 async def over_http(http: httpx2.AsyncClient) -> int:
-    """10 requests of this queue, 3 of none; returns the bytes that two pulled messages were."""
+    """Make 10 requests of this queue, 3 of none; return the bytes of two pulled messages."""
     assert (await http.put(PATH, json={"partitions": 1, "lease_s": 5})).status_code == 201
     assert (await http.patch(PATH, json={"lease_s": 9})).status_code == 200
     assert (await http.put(PATH, json={"partitions": 2})).status_code == 409
@@ -62,7 +62,7 @@ async def over_http(http: httpx2.AsyncClient) -> int:
 
 
 def canary(n: int) -> dict[str, Any]:
-    """A message that no line may hold anything of."""
+    """Return a message of which no line may hold anything."""
     return {
         "key": f"canary-key-{n}", "id": f"canary-id-{n}", "body": f"canary-body-{n}",
         "headers": {"canary-header": "canary-value"}, "content_type": "text/canary",
@@ -70,7 +70,8 @@ def canary(n: int) -> dict[str, Any]:
 
 
 async def over_websocket(server: Server) -> None:
-    """2 frames of this queue, 4 of none, and a hello; four messages come, one of them twice."""
+    """Send 2 frames of this queue, 4 of none, and a hello; four messages come, one of them
+    twice."""
     async with talking(server, token=TOKEN, client="canary-client") as talk:  # hello
         await talk.ask(type="publish", ref=1, queue="orders", messages=[canary(4)])
         await talk.ask(type="publish", ref=2, queue="canary-missing", messages=[canary(5)])
@@ -93,7 +94,8 @@ async def over_websocket(server: Server) -> None:
 
 
 async def over_long_poll(http: httpx2.AsyncClient) -> None:
-    """4 requests of no queue, with 1 frame of it and 2 of none; a reader is given four messages."""
+    """Make 4 requests of no queue, with 1 frame of it and 2 of none; a reader receives four
+    messages."""
     hello = {"type": "hello", "client": "canary-poll"}
     more = {"queue": "orders", "start": "earliest", "credit": 10}
     subscribe = {"type": "subscribe", "ref": 1, "subscription": 1, **more}
@@ -114,7 +116,7 @@ async def over_long_poll(http: httpx2.AsyncClient) -> None:
 
 
 async def strangers(server: Server) -> None:
-    """Two requests and one session with bad tokens."""
+    """Make two requests and one session with bad tokens."""
     async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as http:
         for _ in range(2):
             bad = {"Authorization": "Bearer canary-wrong-token"}
@@ -166,7 +168,7 @@ async def test_sums_are_what_was_done_and_nothing_that_is_secret_is_written(
 def check_usage(
     server: Server, counted: dict[str, int], pulled_bytes: int, polls: int, lasted_s: float
 ) -> None:
-    """Line by line: literal numbers, and the broker's own."""
+    """Check each line against literal numbers, and the broker's own."""
     rows = usage_of(server)
     orders, none, nobody = rows["orders"], rows[None], rows["nobody"]
     assert set(rows) == {"orders", None, "nobody"}
@@ -184,7 +186,7 @@ def check_usage(
     again = orders["bytes_in"] // 4  # all are of one length
     assert orders["bytes_out"] == pulled_bytes + 2 * orders["bytes_in"] + again
     assert orders["requests"] == 10 + 4 + (2 + 1)  # HTTP, then after it, then frames
-    assert none["requests"] == 3 + polls + (4 + 2)  # the hello came before it was clear who it is
+    assert none["requests"] == 3 + polls + (4 + 2)  # the hello came before its client was known
     assert none["refusals_by_code"] == {"queue_not_found": 2, "not_found": 1, "not_subscribed": 1}
     assert nobody["refusals_by_code"] == {"unauthorized": 3}
     assert 0 < none["websocket_s"] < lasted_s
@@ -193,7 +195,7 @@ def check_usage(
 
 
 def check_acts(server: Server) -> None:
-    """Each has its line, the refused ones too, in order."""
+    """Check that each act has its line, refused ones too, in order."""
     acts = acts_of(server)
     told = [(one["action"], one["outcome"]) for one in acts if one["action"] != "access"]
     assert told == [
@@ -227,7 +229,7 @@ def where(server: Server) -> list[str]:
 
 
 def run(command: str, server: Server, *more: str) -> str:
-    """What `tocsin admin` prints."""
+    """Return the output of `tocsin admin`."""
     done = CliRunner().invoke(admin, [command, *more, *where(server)])
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -237,7 +239,7 @@ TORN = b'{"schema":1,"minute_un'
 
 
 def tear(server: Server) -> None:
-    """As if the kill had come in the middle of a line."""
+    """Write a line as a kill in the middle of it would leave it."""
     folder = server.data_dir / "usage"
     folder.mkdir(exist_ok=True)
     hour = time.strftime("%Y%m%dT%H", time.gmtime())
@@ -245,7 +247,7 @@ def tear(server: Server) -> None:
 
 
 async def test_a_kill_costs_the_minute_and_a_stop_nothing(tmp_path: Path) -> None:
-    """The chain goes on through a kill -9, and usage over a restart and a line that is torn."""
+    """The chain continues through a kill -9, and usage over a restart and a line cut short."""
     server = Server(tmp_path / "data")
     try:
         for end in (server.kill, server.stop):

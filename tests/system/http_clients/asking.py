@@ -1,4 +1,4 @@
-"""Carries out requests from its standard input, with http.client, which offers h2c here."""
+"""A client that sends requests from its standard input, with http.client, which offers h2c here."""
 
 import http.client
 import sys
