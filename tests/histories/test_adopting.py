@@ -1,5 +1,5 @@
-"""Histories of sessions that outlive their gateway (R22): it goes down, or is gone, and another one
-begins over the same stores."""
+"""Histories of sessions that outlive their gateway (R22). The gateway goes down or dies, and
+another one begins over the same stores."""
 
 import asyncio
 from typing import Any
@@ -30,11 +30,11 @@ class Mover(Client):
         super().__init__(house, around or SessionServices(house.broker, Authenticator(None)), name)
 
     def moved(self) -> "Mover":
-        """The same client at the gateway that is there now; it has not said hello yet."""
+        """Return the same client at the present gateway. It has not said hello yet."""
         return Mover(self.house, name=new_session_id())
 
     async def rejoin(self, *, session: str = NAME, linger_s: float = 30, **fields: Any) -> Frame:
-        """Say hello under the old name, and subscribe as who holds something."""
+        """Say hello under the old name, and subscribe as a client that holds deliveries."""
         self.say(type="hello", session=session, linger_s=linger_s)
         welcome = await self.until("welcome")
         assert (welcome["session"], welcome["resumed"]) == (session, None)
@@ -45,25 +45,25 @@ class Mover(Client):
         return await self.until_ref(1)
 
     async def held(self, *deliveries: list[int]) -> list[list[int]]:
-        """What of these is not its own any more."""
+        """Send `held` with these deliveries. Return those that the client no longer owns."""
         self.say(type="held", ref=9, subscription=1, received=0, deliveries=[*deliveries])
         revoked: list[list[int]] = (await self.until_ref(9))["revoked"]
         return revoked
 
     async def acked(self, *deliveries: list[int]) -> tuple[int, list[list[int]]]:
-        """(settled, stale) of a confirmed ack."""
+        """Return (settled, stale) of a confirmed ack."""
         self.say(type="ack", ref=5, subscription=1, deliveries=[*deliveries])
         answer = await self.until_ref(5)
         return answer["settled"], answer["stale"]
 
 
 def whole(places: list[Place]) -> list[list[int]]:
-    """A delivery list."""
+    """Return the delivery list of these places."""
     return [one for place in places for one in delivery(place)]
 
 
 async def holding(house: House, count: int = 1, *, keys: int = 1, **hello: Any) -> Mover:
-    """A client that was given so many messages, of so many keys, and holds them."""
+    """Make a client that was given `count` messages of `keys` keys, and holds them."""
     queue = await house.queue()
     await house.group(queue)
     client = Mover(house)
@@ -78,7 +78,7 @@ def places(client: Mover) -> list[Place]:
 
 
 async def other(house: House) -> Session:
-    """Another consumer of the group."""
+    """Subscribe another consumer of the group."""
     session, _ = await house.subscribe(house.find(), billing(house))
     return session
 
@@ -92,7 +92,7 @@ def runtime_of(house: House) -> GroupRuntime:
 
 
 async def settled(house: House) -> int:
-    """Messages that the group has not settled, once all is written."""
+    """Return how many messages the group has not settled, once everything is written."""
     await house.broker.cursor_writer.drain()
     return await house.lag(house.find(), billing(house))
 
@@ -103,7 +103,7 @@ async def settled(house: House) -> int:
 async def test_a_deploy_moves_a_session_and_its_handled_message_comes_to_nobody_again(
     durable_house: House,
 ) -> None:
-    """R22, P5: nor to the consumer that was there first."""
+    """R22, P5: Nor does it come to the consumer that was there first."""
     house = durable_house
     client = await holding(house)
     (place,) = places(client)
@@ -124,7 +124,7 @@ async def test_a_deploy_moves_a_session_and_its_handled_message_comes_to_nobody_
 async def test_what_is_said_right_behind_held_comes_to_what_is_adopted(
     durable_house: House,
 ) -> None:
-    """R21: the client need not wait for the answer, and is answered in order."""
+    """R21: The client need not wait for the answer, and is answered in order."""
     client = await holding(durable_house, 3, keys=3)
     first, second, third = places(client)
     await durable_house.restart()
@@ -154,7 +154,8 @@ async def test_what_is_said_right_behind_held_comes_to_what_is_adopted(
 async def test_what_the_client_does_not_hold_comes_again_and_in_order(
     durable_house: House,
 ) -> None:
-    """P3, R17: 0 was pushed and never arrived. What it holds of that key behind it is revoked."""
+    """P3, R17: 0 was pushed and never arrived. Later messages of its key that the client holds are
+    revoked."""
     client = await holding(durable_house, 4, keys=2)
     zero, one, two, three = places(client)
     await durable_house.restart()
@@ -167,7 +168,8 @@ async def test_what_the_client_does_not_hold_comes_again_and_in_order(
 
 
 async def test_what_was_durably_settled_is_settled_again(durable_house: House) -> None:
-    """R21: the answer was lost with the gateway; the client names it and acks it again."""
+    """R21: The answer was lost with the gateway. The client names the delivery and acks it
+    again."""
     client = await holding(durable_house, 2)
     zero, one = places(client)
     client.say(type="ack", ref=4, subscription=1, deliveries=delivery(zero))
@@ -181,7 +183,7 @@ async def test_what_was_durably_settled_is_settled_again(durable_house: House) -
 
 
 async def test_a_nack_revokes_what_was_adopted_behind_it(durable_house: House) -> None:
-    """R17: under its old name."""
+    """R17: It does so under the old name."""
     client = await holding(durable_house, 2)
     zero, one = places(client)
     await durable_house.restart()
@@ -199,7 +201,7 @@ async def test_an_adopted_delivery_ends_with_its_lease(durable_house: House) -> 
     client = await holding(house)
     (place,) = places(client)
     await house.restart()
-    await house.group(house.find(), lease_s=0.2)  # what is so short cannot be read at a start
+    await house.group(house.find(), lease_s=0.2)  # a lease this short cannot be read at a start
     back = client.moved()
     await back.rejoin()
     assert await back.held(*delivery(place)) == []
@@ -209,7 +211,7 @@ async def test_an_adopted_delivery_ends_with_its_lease(durable_house: House) -> 
 
 
 async def test_a_transport_that_is_lost_again_changes_nothing(durable_house: House) -> None:
-    """R22: what was adopted is held like anything else; what was on its way comes again."""
+    """R22: Adopted deliveries are held like any others. Those that were on their way come again."""
     house = durable_house
     client = await holding(house, 2, keys=2)
     zero, one = places(client)
@@ -226,7 +228,7 @@ async def test_a_transport_that_is_lost_again_changes_nothing(durable_house: Hou
 
 
 async def test_a_transport_that_is_lost_while_it_is_found_out(durable_house: House) -> None:
-    """R22: what was said is said again; nothing is given before."""
+    """R22: The client sends its frames again. No message is given before that."""
     house = durable_house
     client = await holding(house, 2, keys=2)
     zero, one = places(client)
@@ -248,7 +250,7 @@ async def test_a_transport_that_is_lost_while_it_is_found_out(durable_house: Hou
 async def test_what_was_refused_is_refused_again_where_the_answer_was_lost(
     durable_house: House,
 ) -> None:
-    """R17: else the client runs 2 from its buffer, and then is given 0."""
+    """R17: Otherwise the client runs 2 from its buffer, and is given 0 after it."""
     house = durable_house
     client = await holding(house, 4, keys=2)
     _, one, two, three = places(client)
@@ -256,7 +258,7 @@ async def test_what_was_refused_is_refused_again_where_the_answer_was_lost(
     back = client.moved()
     await back.rejoin()
     assert await back.held(*whole([one, two, three])) == delivery(two)
-    back.session.on_transport_lost()  # before the client has read that
+    back.session.on_transport_lost()  # before the client has read the answer
     third = Mover(house, back.around, new_session_id())
     assert third.resume(NAME)["resumed"] == [1]
     assert await third.held(*whole([one, two, three])) == delivery(two)
@@ -268,8 +270,8 @@ async def test_what_was_refused_is_refused_again_where_the_answer_was_lost(
 async def test_who_unsubscribes_while_it_is_found_out_has_left(
     durable_house: House, opens_anew: bool
 ) -> None:
-    """P6, R22: also when the transport is lost before its turn comes. Else its place is kept by
-    nobody, and the number is taken."""
+    """P6, R22: This holds too when the transport is lost before its turn comes. Otherwise its place
+    stays kept for no client, and its number stays taken."""
     house = durable_house
     client = await holding(house)
     (place,) = places(client)
@@ -292,8 +294,8 @@ async def test_who_unsubscribes_while_it_is_found_out_has_left(
 
 @pytest.mark.parametrize("there", ["nobody", "another one", "itself"])
 async def test_overflow_leaves_to_a_client_what_it_holds(durable_house: House, there: str) -> None:
-    """R12: also before it has come back and said what that is. What it was not given moves on
-    afterwards."""
+    """R12: This holds too before the client has come back and named what it holds. Messages that it
+    was not given move afterwards."""
     house = durable_house
     queue = await house.queue(messages_max=3, overflow="dead_letter")
     await house.group(queue)
@@ -323,7 +325,7 @@ async def test_overflow_leaves_to_a_client_what_it_holds(durable_house: House, t
 
 
 async def test_only_the_last_epoch_is_adopted(durable_house: House) -> None:
-    """R22: the gateway went away twice before the client came back to say what it holds."""
+    """R22: The gateway went away twice before the client came back and named what it holds."""
     house = durable_house
     client = await holding(house)
     (place,) = places(client)
@@ -339,7 +341,7 @@ async def test_only_the_last_epoch_is_adopted(durable_house: House) -> None:
 
 
 async def test_a_seek_ends_what_was_held(durable_house: House) -> None:
-    """R22: an operator's word counts."""
+    """R22: An operator's decision counts."""
     house = durable_house
     client = await holding(house)
     (place,) = places(client)
@@ -355,7 +357,7 @@ async def test_a_seek_ends_what_was_held(durable_house: House) -> None:
 
 
 async def test_who_does_not_come_in_time_is_not_waited_for(durable_house: House) -> None:
-    """P6: its linger from the start of the gateway on. Then its deliveries are others'."""
+    """P6: Its linger counts from the start of the gateway. Then its deliveries go to others."""
     house = durable_house
     client = await holding(house, linger_s=0.05)
     (place,) = places(client)
@@ -395,7 +397,7 @@ async def test_who_is_waited_for_holds_up_its_own_partitions_only(durable_house:
 
 
 async def test_who_is_waited_for_and_had_nothing_is_given_nothing(durable_house: House) -> None:
-    """P8: the owner of before does not linger; idle ones that do hold nobody up."""
+    """P8: The owner of before does not linger. Idle consumers that do linger hold up no other."""
     house = durable_house
     queue = await house.queue()
     await house.group(queue)
@@ -415,8 +417,8 @@ async def test_who_is_waited_for_and_had_nothing_is_given_nothing(durable_house:
 async def test_what_was_acked_and_has_moved_to_somebody_who_is_awaited_is_stale(
     durable_house: House,
 ) -> None:
-    """R21: nobody has owned the partition since the gateway began; the client that says its ack
-    again was given that all the same."""
+    """R21: No consumer has owned the partition since the gateway began. The client that repeats its
+    ack was given the message all the same."""
     house = durable_house
     await house.group(await house.queue(partitions=2))
     client, awaited = Mover(house), Mover(house, name="another-one-of-22-signs")
@@ -439,8 +441,8 @@ async def test_what_was_acked_and_has_moved_to_somebody_who_is_awaited_is_stale(
 async def test_what_is_held_moves_to_nobody_before_it_was_said_what_it_is(
     durable_house: House,
 ) -> None:
-    """R22: a consumer that is there first has a share of the partitions when that is said, and what
-    was adopted in them is settled first (R20)."""
+    """R22: A consumer that joined first has a share of the partitions when `held` arrives. Adopted
+    deliveries in these are settled before they move (R20)."""
     house = durable_house
     queue = await house.queue(partitions=4)
     await house.group(queue)
@@ -497,8 +499,8 @@ async def test_who_left_for_good_is_not_waited_for(durable_house: House, how: st
 async def test_a_gateway_that_goes_down_leaves_a_place_to_who_comes_back(
     durable_house: House, how: str
 ) -> None:
-    """P14, R19: its handler goes on, and has not failed. Nobody is given what it holds meanwhile,
-    neither here nor there."""
+    """P14, R19: Its handler goes on, and has not failed. Its deliveries go to no other consumer
+    meanwhile, at neither gateway."""
     house = durable_house
     client = await holding(house)
     (place,) = places(client)
@@ -542,7 +544,7 @@ async def test_a_name_that_no_gateway_gives_is_not_kept(house: House, session: s
 
 
 async def test_who_does_not_linger_has_a_fresh_name(house: House) -> None:
-    """P6: it wants nothing to be kept for it, here or at the next gateway."""
+    """P6: It wants nothing kept for it, here or at the next gateway."""
     client = Mover(house, name=new_session_id())
     client.say(type="hello", session=NAME)
     assert (await client.until("welcome"))["session"] != NAME
@@ -560,7 +562,7 @@ async def test_a_name_that_somebody_else_has_here_is_not_given(house: House) -> 
 
 
 async def test_somebody_else_who_knows_the_name_adopts_nothing(durable_house: House) -> None:
-    """P11: where the gateway does not know whose it was, the storage does."""
+    """P11: If the gateway does not know the owner of the name, the storage does."""
     house = durable_house
     client = await holding(house, linger_s=0.0)
     (place,) = places(client)
@@ -590,7 +592,7 @@ async def test_held_is_for_consumers_of_a_named_session(
 
 
 async def test_nothing_is_given_before_held(durable_house: House) -> None:
-    """R22: and with an empty list the client holds nothing."""
+    """R22: With an empty list the client holds nothing."""
     client = await holding(durable_house)
     await durable_house.restart()
     back = client.moved()
@@ -605,7 +607,7 @@ async def test_nothing_is_given_before_held(durable_house: House) -> None:
 async def test_more_than_a_subscription_ever_has_is_not_held(
     durable_house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: so many are looked at, and one more is refused and changes nothing."""
+    """P9: The largest allowed number is looked at. One more is refused and changes nothing."""
     client = await holding(durable_house, 3)
     zero = places(client)[0]
     await durable_house.restart()
@@ -623,7 +625,8 @@ async def test_more_than_a_subscription_ever_has_is_not_held(
 async def test_no_more_is_adopted_than_a_subscription_may_hold(
     durable_house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: in sum over its partitions, whatever a client claims that it was never given."""
+    """P9: The bound is on the sum over its partitions, even if a client claims deliveries that it
+    was never given."""
     house = durable_house
     queue = await house.queue(partitions=2)
     await house.group(queue)
@@ -643,7 +646,7 @@ async def test_no_more_is_adopted_than_a_subscription_may_hold(
 
 
 async def test_keys_are_read_from_a_log_with_holes(durable_house: House) -> None:
-    """R17: many records, what was settled between them, and what lies behind what is claimed."""
+    """R17: The log has many records, some settled between them, and some after the claimed ones."""
     house = durable_house
     queue: Queue = await house.queue()
     await house.group(queue)

@@ -1,5 +1,5 @@
-"""Catalog and storage agree, also where a change was cut off between the two: its maker died or
-stood still, or nobody knew what became of the catalog's half."""
+"""Catalog and storage agree, even if a change was cut off between the two. Its maker died or froze,
+or the outcome of the catalog's half stayed unknown."""
 
 import asyncio
 from functools import partial
@@ -18,11 +18,11 @@ from tests.histories.test_several_gateways import ack_all
 from tests.waiting import becomes
 
 SOON_S = 10
-"""Until running gateways have done what is left undone."""
+"""Bound within which running gateways finish what was left undone."""
 
 
 def unknown_once(gateway: Gateway, change: str) -> None:
-    """The next change of this kind happens, and its copies cannot be counted in time."""
+    """Let the next change of this kind happen, and leave its copies uncounted in time."""
     lost: list[str] = []
 
     def once(name: str, args: Any, options: Any) -> Exception | None:
@@ -35,7 +35,8 @@ def unknown_once(gateway: Gateway, change: str) -> None:
 
 
 async def settled_messages_go(gateway: Gateway, group: Group) -> bool:
-    """Whether nothing pins the log when this group, which is known, has settled all of it."""
+    """Return whether nothing pins the log once this group, which is known, has settled all of
+    it."""
     session, consumer = await gateway.consumer(group)
     await becomes(lambda: gateway.owns(group))
     await gateway.publish(gateway.find(), numbered(10))
@@ -51,8 +52,8 @@ async def settled_messages_go(gateway: Gateway, group: Group) -> bool:
 
 @town(2)
 async def test_a_deleted_group_pins_nothing_whoever_was_making_it(town: Town) -> None:
-    """R12: the catalog has the group, and its maker stands still; another gateway deletes it in
-    both; then the maker comes to the storage. Nobody knows of such cursors, and they settle
+    """R12: The catalog has the group, and its maker is frozen. Another gateway deletes the group in
+    both, and then the maker reaches the storage. No gateway knows of such cursors, and they settle
     nothing."""
     group = await town.group(partitions=1)
     maker, other = town.gateways
@@ -70,7 +71,7 @@ async def test_a_deleted_group_pins_nothing_whoever_was_making_it(town: Town) ->
 
 @town(2)
 async def test_a_group_whose_deletion_was_answered_unknown_pins_nothing(town: Town) -> None:
-    """R12: the catalog has dropped it, and asking again is answered `group_not_found`."""
+    """R12: The catalog has dropped it, and a second request is answered `group_not_found`."""
     group = await town.group(partitions=1)
     one, other = town.gateways
     await other.broker.put_group(ANYBODY, other.find(), "passing", GroupSettings(), None)
@@ -84,7 +85,7 @@ async def test_a_group_whose_deletion_was_answered_unknown_pins_nothing(town: To
 
 @town(2)
 async def test_a_queue_whose_deleter_died_leaves_the_storage(town: Town) -> None:
-    """R1: the catalog has dropped it; nobody will ask for it again."""
+    """R1: The catalog has dropped it, so no client will ask for it again."""
     one, _ = town.gateways
     await town.group(partitions=2)
     queue = one.find()
@@ -101,7 +102,7 @@ async def test_a_queue_whose_deleter_died_leaves_the_storage(town: Town) -> None
 
 @town(2)
 async def test_a_deleted_queue_is_not_made_by_who_comes_late(town: Town) -> None:
-    """R1: a queue in the storage that no catalog has would stay there for good."""
+    """R1: A queue in the storage that no catalog has would stay there for good."""
     maker, other = town.gateways
     maker.storage.stall("create_queue")
     making = asyncio.create_task(
@@ -119,7 +120,7 @@ async def test_a_deleted_queue_is_not_made_by_who_comes_late(town: Town) -> None
 
 @mad
 async def test_what_the_storage_could_not_drop_is_dropped_when_it_can(house: MadHouse) -> None:
-    """R12, one gateway: the catalog was quicker, and nobody starts anew for that."""
+    """R12, one gateway: The catalog was quicker, and no gateway is restarted for that."""
     queue = await house.queue(partitions=1)
     group = await house.group(queue)
 
@@ -142,8 +143,8 @@ async def test_what_the_storage_could_not_drop_is_dropped_when_it_can(house: Mad
 
 @town(2)
 async def test_dead_letters_arrive_when_making_their_queue_was_unknown(town: Town) -> None:
-    """P1: dead-lettered with its reason. The queue is in the catalog from then on, and nobody makes
-    it once more."""
+    """P1: The message is dead-lettered with its reason. The queue is in the catalog from then on,
+    and no gateway makes it once more."""
     (gateway, _) = town.gateways
     group = await town.group(partitions=1, attempts_max=1)
     session, consumer = await gateway.consumer(group)
@@ -158,7 +159,7 @@ async def test_dead_letters_arrive_when_making_their_queue_was_unknown(town: Tow
 
 @town(2)
 async def test_what_a_maker_left_that_died_in_between_is_made_by_the_others(town: Town) -> None:
-    """P1, R11: a queue that is seen takes messages, and a group that is seen keeps them."""
+    """P1, R11: A queue that is visible takes messages, and a group that is visible keeps them."""
     maker, other = town.gateways
     maker.storage.stall("create_queue", "create_group")
     making = asyncio.create_task(
@@ -179,7 +180,7 @@ async def test_what_a_maker_left_that_died_in_between_is_made_by_the_others(town
 
 @town(2)
 async def test_a_group_begins_where_its_maker_says_though_that_takes_a_while(town: Town) -> None:
-    """R11: the others have seen the group in the catalog, and cannot know where."""
+    """R11: The others have seen the group in the catalog, and cannot know where it begins."""
     maker, other = town.gateways
     queue = await maker.queue()
     await other.publish(queue, numbered(3))
@@ -196,7 +197,7 @@ async def test_a_group_begins_where_its_maker_says_though_that_takes_a_while(tow
 
 @town(2)
 async def test_what_a_gateway_heard_of_while_the_storage_was_away_is_made(town: Town) -> None:
-    """It was tried, and is tried again."""
+    """The first attempt failed, and it is tried again."""
     for gateway in town.gateways:
         gateway.storage.fail = lambda name: Unknown() if name.startswith("create") else None
     one = town.gateways[0]
@@ -212,7 +213,7 @@ async def test_what_a_gateway_heard_of_while_the_storage_was_away_is_made(town: 
 
 @town(2)
 async def test_a_start_goes_on_when_others_delete_what_it_was_making(town: Town) -> None:
-    """It has read the catalog, and stood still since."""
+    """It has read the catalog, and has been frozen since."""
     group = await town.group(partitions=1)
     starting, other = town.gateways
     queue = other.find()
@@ -234,8 +235,8 @@ async def test_a_start_goes_on_when_others_delete_what_it_was_making(town: Town)
 
 
 async def half_made_from_its_end(gateway: Gateway) -> "asyncio.Future[tuple[Group, bool]]":
-    """A group behind three messages, whose settings say the beginning: the catalog has it, and the
-    storage does not answer."""
+    """Return a half-made group that begins after three messages, though its settings say the
+    beginning. The catalog has it, and the storage does not answer."""
     queue = await gateway.queue()
     await gateway.publish(queue, numbered(3))
     gateway.storage.stall("create_group")
@@ -247,7 +248,7 @@ async def half_made_from_its_end(gateway: Gateway) -> "asyncio.Future[tuple[Grou
 
 
 async def first_given(gateway: Gateway, group: Group) -> int:
-    """The number of the first message of a new consumer, when number 3 is published."""
+    """Publish number 3. Return the number of the first message that a new consumer is given."""
     session, _ = await gateway.consumer(group)
     await gateway.publish(gateway.find(), numbered(1, first=3))
     return int((await session.get(1))[0])
@@ -257,7 +258,7 @@ async def first_given(gateway: Gateway, group: Group) -> int:
 async def test_who_starts_between_the_halves_of_a_group_makes_it_begin_as_was_asked(
     town: Town,
 ) -> None:
-    """R11: it is asked for from its end, and answered so; its settings say the beginning."""
+    """R11: It is requested from its end, and answered so. Its settings say the beginning."""
     (first,) = town.gateways
     making = await half_made_from_its_end(first)
     await town.another()
@@ -269,7 +270,7 @@ async def test_who_starts_between_the_halves_of_a_group_makes_it_begin_as_was_as
 
 @town(2)
 async def test_a_group_that_others_have_to_make_begins_as_was_asked(town: Town) -> None:
-    """R11: whoever makes it is cut off between the two halves."""
+    """R11: Each maker is cut off between the two halves."""
     first, second = town.gateways
     making = await half_made_from_its_end(first)
     first.cut_off()
@@ -283,7 +284,7 @@ async def test_a_group_that_others_have_to_make_begins_as_was_asked(town: Town) 
 
 
 def failing_times(house: MadHouse, change: str, error: Exception, times: int) -> list[str]:
-    """The next calls of the storage of this name fail. Returns the list of those that did."""
+    """Let the next calls of the storage of this name fail. Return the list of those that did."""
     failed: list[str] = []
 
     def fail(name: str) -> Exception | None:
@@ -298,7 +299,8 @@ def failing_times(house: MadHouse, change: str, error: Exception, times: int) ->
 
 @mad
 async def test_a_storage_that_is_away_for_a_moment_is_asked_again(house: MadHouse) -> None:
-    """The storage's half may be done twice; whoever asked for the change hears of nothing."""
+    """The storage's half may be done twice. The client that requested the change notices
+    nothing."""
     errors = (Unknown("Connection closed by server."), Refused("storage_unavailable", ""))
     for error in errors:
         for change in ("create_queue", "create_group", "drop_group", "drop_queue"):
@@ -314,8 +316,8 @@ async def test_a_storage_that_is_away_for_a_moment_is_asked_again(house: MadHous
 
 @mad
 async def test_a_queue_that_the_storage_has_not_made_yet_is_not_gone(house: MadHouse) -> None:
-    """Its maker was cut off between catalog and storage: producers are told to come again, and
-    readers too; it is made without anybody asking for it, and then takes what comes."""
+    """Its maker was cut off between catalog and storage. Producers and readers are told to come
+    again. It is made without another request, and then takes messages."""
     failing_times(house, "create_queue", Refused("storage_unavailable", ""), 1000)
     with pytest.raises(Refused, match="storage_unavailable"):
         await house.queue(partitions=1)

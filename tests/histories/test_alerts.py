@@ -1,4 +1,4 @@
-"""Who of several gateways looks after the alerts of a queue."""
+"""Histories of several gateways, one of which looks after the alerts of a queue."""
 
 from tests.gateway.operator.test_alerting import alerting_of, told, watched
 from tests.histories.gateways import Town, town

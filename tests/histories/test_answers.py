@@ -1,4 +1,4 @@
-"""Histories of what a client is told about its deliveries, in frames (R17, R21)."""
+"""Histories of the frames that answer a client about its deliveries (R17, R21)."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.histories.house import Frame, House, Place, Socket, delivery, message
 
 
 async def consuming(house: House, *keys: str, **settings: Any) -> tuple[Socket, list[Place]]:
-    """A client that holds a message of each of these keys, and their places."""
+    """Make a client that holds a message of each of these keys. Return it and their places."""
     queue = await house.queue(attempts_max=0)
     await house.group(queue, **settings)
     socket = Socket(house)
@@ -22,7 +22,7 @@ async def consuming(house: House, *keys: str, **settings: Any) -> tuple[Socket, 
 
 
 def since(socket: Socket, kind: str) -> list[Frame]:
-    """What came after the first frame of this type."""
+    """Return the frames after the first frame of this type."""
     kinds = [frame["type"] for frame in socket.frames]
     return socket.frames[kinds.index(kind) + 1 :]
 
@@ -31,8 +31,8 @@ def since(socket: Socket, kind: str) -> list[Frame]:
 async def test_what_a_nack_takes_with_it_is_revoked_before_the_nack_is_answered(
     house: House, ref: int | None
 ) -> None:
-    """R17: so a client that keeps the key closed until then runs nothing out of order. The nacked
-    message itself is not named; without a `ref` the `revoked` comes all the same."""
+    """R17: A client that keeps the key closed until then runs nothing out of order. The nacked
+    message itself is not named. Without a `ref` the `revoked` comes all the same."""
     socket, places = await consuming(house, "a", "b", "a", "a")
     more = {} if ref is None else {"ref": ref}
     socket.say(type="nack", subscription=1, deliveries=delivery(places[0]), delay_s=60, **more)
@@ -46,7 +46,7 @@ async def test_what_a_nack_takes_with_it_is_revoked_before_the_nack_is_answered(
 
 
 async def test_a_nack_with_nothing_behind_it_revokes_nothing(house: House) -> None:
-    """R17: its answer alone tells that the key may be opened."""
+    """R17: Its answer alone says that the key may be opened."""
     socket, places = await consuming(house, "a", "b")
     socket.say(type="nack", ref=7, subscription=1, deliveries=delivery(places[0]), delay_s=60)
     await socket.until_ref(7)
@@ -54,7 +54,7 @@ async def test_a_nack_with_nothing_behind_it_revokes_nothing(house: House) -> No
 
 
 async def test_what_time_takes_is_named_whole(house: House) -> None:
-    """R17, P6: a client that gave a message up by its own clock waits until it is named; later ones
+    """R17, P6: A client that gave a message up by its own clock waits until it is named. Later ones
     of its key are named with it."""
     socket, places = await consuming(house, "a", "b", "a", lease_s=0.1)
     socket.say(type="extend", subscription=1, deliveries=delivery(places[1], 2), lease_s=60)
@@ -66,7 +66,7 @@ async def test_what_time_takes_is_named_whole(house: House) -> None:
 async def test_an_ack_of_what_was_never_given_settles_the_rest(
     house: House, ref: int | None
 ) -> None:
-    """R21, P12: the answer is an error, which says what took effect nevertheless."""
+    """R21, P12: The answer is an error, which says what took effect nevertheless."""
     socket, (first, *_, third) = await consuming(house, "a", "b", "c")
     partition, epoch, push, _ = first
     old, invented = [partition, epoch - 1, push, 0, 0], [partition, epoch, push + 99, 5, 5]

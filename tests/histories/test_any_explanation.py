@@ -1,8 +1,8 @@
 """Any history, explained: consumers, pulls, nacks, parked keys, pauses, seeks, purges, restarts.
 
-A naive model of each group knows from what was published, pushed, acked and decided where every
-message stands. Whenever nothing changed during an explanation, it agrees; and when the broker has
-come to rest, so does the reason that it gives.
+A naive model of each group derives the place of every message from what was published, pushed,
+acked and decided. Whenever nothing changed during an explanation, it agrees with the model. Once
+the broker has come to rest, the reason that it gives is right too.
 """
 
 import asyncio
@@ -29,34 +29,34 @@ LONG_S = 3000.0
 
 
 class Model:
-    """What one group's members see."""
+    """State of one group as its members see it."""
 
     def __init__(self, *, parks: bool) -> None:
         self.parks = parks
         self.changes = 0
         self.left: dict[str, dict[int, None]] = {key: {} for key in KEYS}
-        """By key, in order: offsets that are not settled."""
+        """Offsets that are not settled, by key and in order."""
         self.open: dict[Where, tuple[str, int, int]] = {}
-        """In flight: (consumer, epoch, push)."""
+        """Deliveries in flight: (consumer, epoch, push)."""
         self.failed: dict[Where, int] = {}
         self.until: dict[Where, float] = {}
-        """When a backoff ends, in unix seconds."""
+        """End of each backoff, in unix seconds."""
         self.parked: dict[str, int] = {}
-        """Key → its head when it was parked."""
+        """Parked keys, each with its head when it was parked."""
         self.dying: set[Where] = set()
-        """On the way to the dead letters, or to be sent there by the next owner."""
+        """Messages on the way to the dead letters, or to be sent there by the next owner."""
         self.purging = False
         self.counted: Counter[str] = Counter()
-        """What this broker has done for it."""
+        """Counts of what this broker has done for the group."""
         self.members: dict[str, Worker] = {}
         self.pulls = False
-        """Whether somebody has pulled, and the pulls are a member."""
+        """Whether a client has pulled, and the pulls are a member."""
 
     def given(self, consumer: str, where: Where, key: str, epoch: int, push: int) -> None:
         self.changes += 1
         self.counted["given"] += 1
         if self.purging:
-            return  # the last thing before the purge: it does not count any more
+            return  # the last thing before the purge, so it no longer counts
         assert where[1] in self.left[key]
         assert key not in self.parked
         assert where not in self.dying
@@ -68,7 +68,7 @@ class Model:
         self.open.pop(where, None)
 
     def gone(self, consumer: str, *, counts: bool = False) -> None:
-        """The consumer has left. `counts`: what it had had begun."""
+        """Note that the consumer has left. With `counts`, its deliveries had begun."""
         self.changes += 1
         for where in [one for one, (name, _, _) in self.open.items() if name == consumer]:
             if counts:
@@ -86,7 +86,8 @@ class Model:
             known.pop(where, None)
 
     def nacked(self, where: Where, key: str, delay_s: float) -> None:
-        """A counted attempt; what of its key is behind it has been revoked, or (pulls) is now."""
+        """Note a counted attempt. Later messages of its key have been revoked, or (pulls) are
+        now."""
         self.back(where)
         self.counted["nacked"] += 1
         for offset in self.left[key]:
@@ -102,11 +103,11 @@ class Model:
                 self.dying.add(where)
 
     def alive(self, number: int, key: str) -> list[int]:
-        """What of the key is left, but for what goes to the dead letters."""
+        """Return the unsettled offsets of the key, without those that go to the dead letters."""
         return sorted(o for o in self.left[key] if (number, o) not in self.dying)
 
     def begin_anew(self, left: dict[str, dict[int, None]]) -> None:
-        """Sought or purged: nothing of before counts."""
+        """Start again after a seek or a purge. Nothing of before counts."""
         self.changes += 1
         self.left = left
         self.open.clear()
@@ -117,7 +118,7 @@ class Model:
 
 
 class Worker(Session):
-    """A consumer of a group whose frames the model hears of as they are sent."""
+    """Consumer of a group that passes its frames to the model as they are sent."""
 
     def __init__(self, name: str, model: Model) -> None:
         super().__init__(name)
@@ -179,7 +180,7 @@ class History:
         keys = [self.random.choice(KEYS) for _ in range(self.random.randint(1, 6))]
         batch = [message(self.count + index, key) for index, key in enumerate(keys)]
         self.count += len(batch)
-        # Given before its publisher hears of it, it would be unknown to the models.
+        # A message given before its publisher was answered would be unknown to the models.
         partitions = {p.partition: p for p in await self._states()}
         for key in keys:
             number = self.places[key]
@@ -340,11 +341,11 @@ class History:
                 model.counted.clear()
             self.pulled.clear()
 
-    # --- What is said of it --------------------------------------------------------------------
+    # --- Explanations --------------------------------------------------------------------------
 
     async def compare(self, *, at_rest: bool) -> str:
-        """Explain every key, and compare what did not change meanwhile. What is wrong with the
-        reasons, which only hold where the broker has come to rest."""
+        """Explain every key, and compare those that did not change meanwhile. Return what is wrong
+        with the reasons, which are right only once the broker has come to rest."""
         wrong = ""
         for key in KEYS:
             before = {name: model.changes for name, model in self.models.items()}
@@ -361,12 +362,12 @@ class History:
         return wrong
 
     def _check_places(self, model: Model, one: KeyInGroup, key: str) -> None:
-        """What holds at every moment."""
+        """Check the counts and the head, which are right at every moment."""
         number = self.places[key]
         dying = sorted(where for where in model.dying if self.keys[where] == key)
         known = one.messages.in_flight + one.messages.waiting + one.messages.dying
         for where in dying[: max(0, len(model.left[key]) - known)]:
-            model.dying.discard(where)  # no frame tells that they have arrived, in their order
+            model.dying.discard(where)  # no frame says that they have arrived, in their order
             model.settled(where, key)
         left = model.alive(number, key)
         flying = [offset for offset in left if (number, offset) in model.open]
@@ -395,9 +396,9 @@ class History:
             assert push in (0, one.head.in_flight.push), told
 
     def _reason(self, model: Model, one: KeyInGroup, key: str, *, paused: bool) -> str:
-        """ "": it is right."""
+        """Return what is wrong with the reason, or "" if it is right."""
         if one.waits_for == "dead_letter":
-            return ""  # of what was skipped, too, which is settled for the model
+            return ""  # includes skipped ones, which are settled for the model
         reasons = [one.waits_for, *one.also]
         wanted = self._wanted(model, one, key, paused=paused)
         if one.waits_for in wanted:
@@ -440,7 +441,7 @@ class History:
         if "draining" in (
             one.waits_for,
             *one.also,
-        ):  # it holds what it was given, and takes no more
+        ):  # it holds its deliveries, and takes no more
             name = worker.session_id
             holds = any(at == number and who == name for (at, _), (who, *_) in model.open.items())
             return {"draining"} if holds else set()
@@ -449,7 +450,7 @@ class History:
         return {"credit"} if worker.sent >= worker.granted else set()
 
     async def at_rest(self) -> None:
-        """Wait until the broker has come to rest: then every reason is right."""
+        """Wait until the broker has come to rest, when every reason is right."""
         end = asyncio.get_running_loop().time() + WAIT_S
         while (wrong := await self.compare(at_rest=True)) or self._buries():
             if asyncio.get_running_loop().time() > end:
@@ -461,15 +462,15 @@ class History:
                 assert told[what] == model.counted[what], (name, what, told, model.counted)
 
     def _buries(self) -> bool:
-        """Whether an owner is about to move something to the dead letters. What it had not moved
-        when it left waits for the next one to come upon it."""
+        """Return whether an owner is about to move something to the dead letters. Messages that it
+        had not moved when it left wait until the next owner reaches them."""
         runtimes = self.house.broker.groups.runtimes
         mine = [runtimes[g.group_id] for g in self.groups.values() if g.group_id in runtimes]
         return any(slot.delivery.waiting.dead_count for one in mine for slot in one.slots.values())
 
 
 class _End:
-    """The end of a partition, as messages are added to it."""
+    """End of a partition, which grows as messages are added."""
 
     def __init__(self, partition: int, end: int) -> None:
         self.partition = partition

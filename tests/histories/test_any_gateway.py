@@ -1,5 +1,6 @@
-"""Histories of operators at another gateway than the owner's (R17, R18, R24): each over memory, in
-virtual time, and over a real store. A has the consumer, as a rule, and B is asked."""
+"""Histories of operators at another gateway than the owner's (R17, R18, R24). Each runs over
+memory, in virtual time, and over a real store. A usually has the consumer, and B gets the
+requests."""
 
 import asyncio
 import time
@@ -43,13 +44,13 @@ class Pair:
     a: Gateway
     b: Gateway
     kill: Callable[[Gateway], Awaitable[None]]
-    """As far as others can tell."""
+    """Ends a gateway, as far as others can tell."""
     empty_inboxes: Callable[[], None]
-    """As a failover may."""
+    """Empties the inboxes, as a failover may."""
     group: Group = field(init=False)
 
     async def make(self, partitions: int = 1, on_exhausted: str = "park") -> None:
-        """The queue and the group, which both know."""
+        """Make the queue and the group, and wait until both gateways know them."""
         queue = await self.a.queue(
             partitions=partitions, attempts_max=1, on_exhausted=on_exhausted, retention_s=3600
         )
@@ -59,7 +60,7 @@ class Pair:
         await self.known("orders", "billing")
 
     async def known(self, queue: str, group: str | None = None) -> None:
-        """At both."""
+        """Wait until both gateways know the queue, and the group if one is named."""
 
         def is_known() -> bool:
             with suppress(Refused):
@@ -73,7 +74,7 @@ class Pair:
         await becomes(is_known)
 
     async def known_to_b(self, queue: str) -> None:
-        """A is gone."""
+        """Wait until B knows the queue. A no longer runs."""
 
         def is_known() -> bool:
             with suppress(Refused):
@@ -83,7 +84,7 @@ class Pair:
         await becomes(is_known)
 
     async def park(self, *keys: str, at: Gateway | None = None) -> tuple[Session, Any]:
-        """A consumer, which fails the first message of each of these keys."""
+        """Make a consumer that fails the first message of each of these keys."""
         at = at or self.a
         session, consumer = await at.consumer(self.group, f"a-session-for-{len(keys)}-keys_")
         await self.publish(*keys)
@@ -93,13 +94,13 @@ class Pair:
         return session, consumer
 
     async def publish(self, *keys: str) -> None:
-        """A message of each, whose body is its number here."""
+        """Publish a message of each key. Its body is its number in this call."""
         messages = [message(number, key) for number, key in enumerate(keys)]
         answers = await self.a.publish(self.a.find(), messages)
         assert not any(isinstance(answer, str) for answer in answers), answers
 
     async def parked(self, count: int) -> ParkedKeys:
-        """Wait until B's list has so many."""
+        """Wait until B's list has `count` parked keys."""
         while True:
             found = await self.b.broker.parking.list_keys(self.b.find(), self.group, 1000)
             if found.keys_parked == count:
@@ -107,26 +108,26 @@ class Pair:
             await asyncio.sleep(0.01)
 
     async def decide(self, verb: Verb, which: WhichKey = ALL, at: Gateway | None = None) -> Decided:
-        """Through B."""
+        """Decide through B, unless `at` names another gateway."""
         at = at or self.b
         return await at.broker.parking.decide(at.find(), self.group, verb, which)
 
     @property
     def owner_server(self) -> OwnerServer:
-        """From which A takes letters."""
+        """Return the server through which A takes letters."""
         found = self.a.broker.owner_server
         assert found is not None
         return found
 
     @property
     def inbox(self) -> Inbox:
-        """As B sees it."""
+        """Return the inbox as B sees it."""
         found = self.b.broker.storage.inbox
         assert found is not None
         return found
 
     def place(self, number: int = 0) -> CursorPlace:
-        """Of the group."""
+        """Return a place of the group."""
         return CursorPlace(self.group.group_id, Partition(self.a.find().queue_id, number))
 
     async def written(self, number: int = 0) -> list[tuple[str, bytes]]:
@@ -138,8 +139,8 @@ class Pair:
             await asyncio.sleep(0.01)
 
     async def buried(self) -> list[Any]:
-        """Bodies in the dead letters, once there are some: a skip is answered when it is decided,
-        and its message is on its way then."""
+        """Return the bodies in the dead letters, once there are some. A skip is answered when it is
+        decided, while its message is still on its way."""
         await self.known_to_b(DEAD)
         while True:
             with suppress(Refused):  # the storage does not have the queue yet
@@ -156,13 +157,13 @@ History = Callable[..., Awaitable[None]]
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    """A server for all histories here."""
+    """Server for all histories of this module."""
     with a_server() as started:
         yield started
 
 
 async def over_memory(history: History, folder: Path) -> None:
-    """Two gateways in one process, over one storage in memory."""
+    """Run the history over two gateways in one process, with one storage in memory."""
     town = Town(folder)
     await town.open(2)
 
@@ -177,7 +178,7 @@ async def over_memory(history: History, folder: Path) -> None:
 
 
 async def over_a_real_store(history: History, folder: Path, node: Node) -> None:
-    """The same, over a server."""
+    """Run the history over two gateways and a server."""
     url = await emptied(node)
     dead: list[House] = []
 
@@ -207,7 +208,7 @@ async def over_a_real_store(history: History, folder: Path, node: Node) -> None:
 
 
 def at_any_gateway(history: History) -> Callable[..., None]:
-    """A test of this history over both."""
+    """Make a test that runs this history over both stores."""
 
     @pytest.mark.parametrize("store", ["memory", "server"])
     def test(
@@ -230,7 +231,7 @@ def at_any_gateway(history: History) -> Callable[..., None]:
 
 @at_any_gateway
 async def test_a_key_is_retried_through_the_other_gateway(pair: Pair) -> None:
-    """R24, P3: the owner tries it again, and the rest follows in order. A second time it is not
+    """R24, P3: The owner tries it again, and the rest follows in order. The second time it is not
     parked, and nothing changes."""
     await pair.make()
     session, consumer = await pair.park("k")
@@ -251,7 +252,7 @@ async def test_a_key_is_retried_through_the_other_gateway(pair: Pair) -> None:
 
 @at_any_gateway
 async def test_all_parked_keys_of_a_group_are_one_answer_wherever_they_are(pair: Pair) -> None:
-    """Of partitions that A has, and of those that B has itself."""
+    """Some keys are of partitions that A has, and some of those that B has itself."""
     await pair.make(partitions=4)
     keys = [f"k{number}" for number in range(64)]  # a partition without one: 1 in 25 million
     first, one = await pair.park(*keys)
@@ -270,7 +271,7 @@ async def test_all_parked_keys_of_a_group_are_one_answer_wherever_they_are(pair:
 async def test_a_head_that_is_skipped_through_the_other_gateway_is_in_the_dead_letters(
     pair: Pair,
 ) -> None:
-    """P1: when it is answered; and the next one of its key is given."""
+    """P1: It is there when the skip is answered, and the next message of its key is given."""
     await pair.make()
     session, _ = await pair.park("k")
     await pair.publish("other", "k")
@@ -282,7 +283,7 @@ async def test_a_head_that_is_skipped_through_the_other_gateway_is_in_the_dead_l
 
 @at_any_gateway
 async def test_of_two_operators_at_two_gateways_one_decides(pair: Pair) -> None:
-    """At most once: one head is skipped, and the other operator is told so."""
+    """At most once: One head is skipped, and the other operator is answered so."""
     await pair.make()
     await pair.park("k")
     await pair.publish("k", "k")
@@ -297,7 +298,7 @@ async def test_of_two_operators_at_two_gateways_one_decides(pair: Pair) -> None:
 async def test_what_cannot_be_asked_is_named_and_the_rest_is_done(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9, R5: one partition's inbox is full. Its keys stay parked, and are counted as left; where
+    """P9, R5: One partition's inbox is full. Its keys stay parked, and are counted as left. If
     nothing at all was done, that is the answer."""
     await pair.make(partitions=2)
     await pair.park(*[f"k{number}" for number in range(12)])
@@ -334,7 +335,7 @@ async def test_what_cannot_be_asked_is_named_and_the_rest_is_done(
 async def test_a_decision_through_the_other_gateway_waits_until_it_is_durable(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R18: whoever asks again meanwhile is not told sooner."""
+    """R18: A second request in the meantime is not answered sooner."""
     monkeypatch.setattr(limits, "LETTER_AGAIN_S", 0.02)
     await pair.make()
     await pair.park("k")
@@ -362,7 +363,7 @@ async def test_a_decision_through_the_other_gateway_waits_until_it_is_durable(
 
 @at_any_gateway
 async def test_a_decision_goes_on_when_its_owner_dies_before_it_was_read(pair: Pair) -> None:
-    """P6, P7: A is gone in the middle of the request; B takes over, and decides itself, once."""
+    """P6, P7: A dies in the middle of the request. B takes over, and decides itself, once."""
     await pair.make()
     await pair.park("k")
     pair.owner_server._closed = True
@@ -379,7 +380,7 @@ async def test_a_decision_goes_on_when_its_owner_dies_before_it_was_read(pair: P
 async def test_a_decision_whose_owner_died_before_it_could_say_is_unknown(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R5: it is durable, and nobody knows of whom. It has happened once, and asking again is
+    """R5: It is durable, and no gateway knows for whom. It has happened once, and asking again is
     safe."""
     await pair.make()
     await pair.park("k")
@@ -406,15 +407,16 @@ async def test_a_decision_whose_owner_died_before_it_could_say_is_unknown(
 async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R5: unknown, in time and over HTTP, with what is decided; what B has itself is not held up.
-    When A reads the letter it happens, once, and asking again finds that."""
+    """R5: The answer is unknown, comes in time and over HTTP, and names what is decided. Partitions
+    of B itself are not held up. When A reads the letter it happens, once, and asking again finds
+    that."""
     monkeypatch.setattr(parking, "DECIDE_TIMEOUT_S", 3.0)
     await pair.make(partitions=2)
     keys = [f"k{number}" for number in range(12)]
     await pair.park(*keys)
     await pair.b.consumer(pair.group, "another-session-here__")
     await becomes(lambda: len(pair.a.owns(pair.group)) == len(pair.b.owns(pair.group)) == 1)
-    if 0 in pair.b.owns(pair.group):  # the silent one has what comes first
+    if 0 in pair.b.owns(pair.group):  # the silent one has the first partition
         pair.a, pair.b = pair.b, pair.a
     mine = {
         key.key for key in (await pair.parked(12)).keys if key.partition in pair.b.owns(pair.group)
@@ -439,8 +441,8 @@ async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
 
 @at_any_gateway
 async def test_a_decision_follows_its_partition_to_the_next_owner(pair: Pair) -> None:
-    """R15, R20: the letter is of an epoch that ends before anybody has read it. Whoever owns the
-    partition next decides: a consumer of A or B, or where there is none, B itself."""
+    """R15, R20: The letter is of an epoch that ends before any gateway has read it. The next owner
+    of the partition decides: a consumer of A or B, or B itself if there is none."""
     await pair.make()
     _, consumer = await pair.park("k")
     for comes in ("a", "b", None):
@@ -470,8 +472,8 @@ async def test_a_decision_follows_its_partition_to_the_next_owner(pair: Pair) ->
 
 @at_any_gateway
 async def test_a_letter_that_was_answered_and_lost_is_not_decided_again(pair: Pair) -> None:
-    """R24: the store fails over behind the answer, and its inboxes are empty. The key was parked
-    again meanwhile: what is asked again under the same id says the same, and skips nothing."""
+    """R24: The store fails over after the answer, and its inboxes are empty. The key was parked
+    again meanwhile. A request repeated under the same id has the same answer, and skips nothing."""
     await pair.make()
     session, consumer = await pair.park("k")
     (line,) = await pair.b.broker.storage.parked(pair.place())
@@ -480,7 +482,7 @@ async def test_a_letter_that_was_answered_and_lost_is_not_decided_again(pair: Pa
     letter = Unpark(verb="retry", epoch=epoch, keys=keys)
     assert await answered(pair, "a" * 32, letter) == "1"
     await session.take(2)
-    await becomes(lambda: int(time.time() * 1000) > line.since_unix_ms)  # they are told apart by it
+    await becomes(lambda: int(time.time() * 1000) > line.since_unix_ms)  # it tells them apart
     consumer.nack(delivery(session.given[1][0]), 0, None)
     await pair.parked(1)
     pair.empty_inboxes()
@@ -495,7 +497,7 @@ async def test_a_letter_that_was_answered_and_lost_is_not_decided_again(pair: Pa
 
 
 async def answered(pair: Pair, letter_id: str, letter: Unpark) -> str:
-    """Put it in until it is."""
+    """Put the letter into the inbox until it is answered."""
     while True:
         said = await pair.inbox.post(pair.place(), letter_id, letter)
         if said is not None:
@@ -507,8 +509,8 @@ async def answered(pair: Pair, letter_id: str, letter: Unpark) -> str:
 async def test_a_decision_that_a_frozen_gateway_reads_late_is_about_nothing_newer(
     pair: Pair,
 ) -> None:
-    """R15: B was told that nobody knows, the key was retried and failed again. Then A reads the
-    letter: the head that it would skip is not the one that was meant."""
+    """R15: B was answered that the outcome is unknown, and the key was retried and failed again.
+    Then A reads the letter. The head that it would skip is not the one that was meant."""
     await pair.make()
     session, consumer = await pair.park("k")
     (line,) = await pair.b.broker.storage.parked(pair.place())
@@ -521,7 +523,7 @@ async def test_a_decision_that_a_frozen_gateway_reads_late_is_about_nothing_newe
     assert await pair.inbox.post(pair.place(), "a" * 32, letter) is None
     await pair.decide("retry", at=pair.a)
     await session.take(2)
-    await becomes(lambda: int(time.time() * 1000) > line.since_unix_ms)  # they are told apart by it
+    await becomes(lambda: int(time.time() * 1000) > line.since_unix_ms)  # it tells them apart
     consumer.nack(delivery(session.given[1][0]), 0, None)
     await pair.parked(1)
     pair.owner_server._closed = False
@@ -535,8 +537,8 @@ async def test_a_decision_that_a_frozen_gateway_reads_late_is_about_nothing_newe
 
 @at_any_gateway
 async def test_lags_and_parked_keys_are_those_of_all_partitions_at_any_gateway(pair: Pair) -> None:
-    """What is settled, parked and unparked at A is seen at B soon, though nobody tells it; for each
-    partition, whoever has it."""
+    """Settled, parked and unparked messages of A show at B soon, though no frame reports them. This
+    holds for each partition, whichever gateway owns it."""
     await pair.make(partitions=2)
     keys = [f"k{number}" for number in range(8)]
 
@@ -572,7 +574,8 @@ async def test_lags_and_parked_keys_are_those_of_all_partitions_at_any_gateway(p
 
 
 async def bury(pair: Pair, count: int) -> None:
-    """So many messages of four keys die of A's consumer, and B knows of their queue."""
+    """Let `count` messages of four keys die at A's consumer, and wait until B knows of their
+    queue."""
     await pair.make(partitions=2, on_exhausted="dead_letter")
     session, consumer = await pair.a.consumer(pair.group, "a-session-that-fails__")
     await pair.publish(*[f"k{number % 4}" for number in range(count)])
@@ -587,7 +590,7 @@ async def bury(pair: Pair, count: int) -> None:
 
 
 async def stand(pair: Pair) -> dict[str, list[int]]:
-    """By key, what is in the queue behind what died, in order."""
+    """Return by key, in order, what is in the queue after the messages that died."""
     found = await pair.b.broker.upkeep.peek(ANYBODY, pair.b.find(), Look(limit=1000), None)
     lines: dict[str, list[int]] = {}
     for one in found.messages:
@@ -597,8 +600,8 @@ async def stand(pair: Pair) -> dict[str, list[int]]:
 
 @at_any_gateway
 async def test_letters_go_back_through_any_gateway(pair: Pair) -> None:
-    """P1, P3: through the one that has moved none of them; what went is off the list of both, and
-    its dead letters come from where the next one stands."""
+    """P1, P3: They go through the gateway that has moved none of them. Both gateways drop what went
+    from their lists, and list dead letters from the next one on."""
     await bury(pair, 12)
     back = await pair.b.broker.upkeep.redrive(ANYBODY, pair.b.find(), Look(limit=5))
     assert back.messages == 5
@@ -613,7 +616,7 @@ async def test_letters_go_back_through_any_gateway(pair: Pair) -> None:
 
 
 async def check_back(pair: Pair, count: int) -> None:
-    """Each of so many died once and went back once, in the order of its key."""
+    """Check that each of `count` messages died once and went back once, in the order of its key."""
     lines = await stand(pair)
     assert sum(map(len, lines.values())) == 2 * count
     for line in lines.values():
@@ -625,7 +628,8 @@ async def check_back(pair: Pair, count: int) -> None:
 async def test_redrives_through_two_gateways_send_each_letter_back_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P3, R8: at the same time, in many batches. Both end well, each letter counts for one."""
+    """P3, R8: They run at the same time, in many batches. Both end well, and each letter counts for
+    one."""
     await bury(pair, 40)
     monkeypatch.setattr(redriving, "BATCH_BYTES_MAX", 600)
     done = await asyncio.gather(

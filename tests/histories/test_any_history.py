@@ -1,7 +1,7 @@
 """Any history: consumers, pulls, acks, nacks, deaths, ended leases and restarts at random.
 
-Whatever happens, each push is judged at the moment it is sent (P3, P5, P7), and in the end every
-message is settled or stands in the dead letters (P1).
+Each push is judged at the moment it is sent (P3, P5, P7). In the end every message is settled or is
+in the dead letters (P1).
 """
 
 import asyncio
@@ -27,29 +27,29 @@ PULLS = "pulls"
 
 
 class Judge:
-    """Knows where every message stands, as a group's members see it."""
+    """State of every message as a group's members see it, with the checks of the promises."""
 
     attempts_max = ATTEMPTS_MAX
 
     def __init__(self) -> None:
         self.keys: dict[Where, str] = {}
         self.lines: dict[tuple[int, str], list[int]] = defaultdict(list)
-        """(partition, key) → its offsets."""
+        """Offsets by (partition, key)."""
         self.open: dict[Where, tuple[str, int, int]] = {}
-        """In flight: (member, epoch, push)."""
+        """Deliveries in flight: (member, epoch, push)."""
         self.returned: dict[Where, int] = {}
-        """Given back, with the attempts that may have counted."""
+        """Messages given back, with the attempts that may have counted."""
         self.settled: set[Where] = set()
         self.attempts: dict[Where, int] = {}
         self.may_die: set[Where] = set()
-        """It may expire, or overflow, without ever being given."""
+        """Messages that may expire, or overflow, without ever being given."""
         self.passed: set[Where] = set()
-        """Something behind it of its key was given, because it goes to the dead letters."""
+        """Messages that go to the dead letters, because a later one of their key was given."""
         self.leaving: set[Where] = set()
-        """An operator is ending it at this moment."""
+        """Messages that an operator is ending at this moment."""
 
     def published(self, where: Where, key: str) -> None:
-        """It was acknowledged to its producer. It may have been given before."""
+        """Note that the message was acknowledged to its producer. It may have been given before."""
         if where not in self.keys:
             self.keys[where] = key
             line = self.lines[where[0], key]
@@ -57,7 +57,7 @@ class Judge:
             line.sort()
 
     def given(self, member: str, where: Where, place: tuple[int, int], key: str) -> None:
-        """A push names it: every promise about that is judged now."""
+        """Judge every promise about a message that a push names."""
         self.published(where, key)
         partition, offset = where
         assert where not in self.settled, f"P5: {where} comes again after it was settled"
@@ -83,31 +83,32 @@ class Judge:
         self.attempts[where] = self.attempts.get(where, 0) + 1
 
     def back(self, where: Where) -> None:
-        """It is no longer with its member."""
+        """Note that the message is no longer with its member."""
         if self.open.pop(where, None) is not None:
             self.returned[where] = self.attempts[where]
 
     def back_with_followers(self, where: Where) -> None:
-        """It returns from a pull, which hears nothing of what returns with it (R17)."""
+        """Note that the message returns from a pull. A pull gets no frame about what returns with
+        it (R17)."""
         if where in self.open:
             for offset in self.lines[where[0], self.keys[where]]:
                 if offset >= where[1]:
                     self.back((where[0], offset))
 
     def gone(self, member: str) -> None:
-        """A member left, or the process ended."""
+        """Note that a member left, or that the process ended."""
         for where in [one for one, (name, _, _) in self.open.items() if name == member]:
             self.back(where)
 
     def done(self, where: Where) -> None:
-        """Its settlement was accepted."""
+        """Note that the settlement was accepted."""
         self.open.pop(where, None)
         self.returned.pop(where, None)
         self.settled.add(where)
 
 
 class Witness(Session):
-    """A session whose frames the judge sees as they are sent."""
+    """Session that passes its frames to the judge as they are sent."""
 
     def __init__(self, name: str, judge: Judge) -> None:
         super().__init__(name)
@@ -139,15 +140,16 @@ class History:
         self.pulled: dict[Where, PulledMessage] = {}
         self.count = 0
         self.dead = 0
-        """Dead letters that processes of before have moved."""
+        """Dead letters that earlier processes have moved."""
         self.ends = False
-        """Messages expire, and the queue overflows."""
+        """Whether messages expire, and the queue overflows."""
         self.restarts = house.kind == "sqlite" and self.random.random() < 0.5
         self.queue: Queue
         self.group: Group
 
     async def begin(self, *, pulls: bool, ends: bool) -> None:
-        """A queue and its group. Leases of pulls end in silence: with pulls they are long."""
+        """Make a queue and its group. Leases of pulls end in silence, so they are long with
+        pulls."""
         self.ends = ends
         bounds: dict[str, Any] = {"messages_max": 12, "overflow": "dead_letter"} if ends else {}
         self.queue = await self.house.queue(
@@ -158,7 +160,7 @@ class History:
         self.group = await self.house.group(self.queue, lease_s=lease_s, lease_total_s=60)
 
     async def publish(self) -> None:
-        """A few messages of few keys."""
+        """Publish a few messages of few keys."""
         keys = [f"k{self.random.randrange(KEYS)}" for _ in range(self.random.randint(1, 12))]
         ttls = [self.random.choice([None, None, 0.02]) if self.ends else None for _ in keys]
         batch = [
@@ -174,11 +176,11 @@ class History:
                 self.judge.may_die.add(outcome[:2])
 
     async def relieve(self) -> None:
-        """The janitor looks: what overflows moves, beside whoever joins and leaves."""
+        """Let the janitor look. Messages that overflow move while members join and leave."""
         await self.house.broker.janitor.look()
 
     async def join(self) -> None:
-        """One more consumer."""
+        """Add one consumer."""
         if len(self.members) < 4:
             session = Witness(f"w{self.random.getrandbits(40)}", self.judge)
             credit = self.random.choice([1, 5, 200])
@@ -186,18 +188,18 @@ class History:
             self.members.append((session, consumer, [credit]))
 
     async def leave(self) -> None:
-        """One consumer is gone."""
+        """Remove one consumer."""
         if self.members:
             session, consumer, _ = self.members.pop(self.random.randrange(len(self.members)))
             consumer.leave()
             self.judge.gone(session.session_id)
 
     def held(self, session: Session) -> list[Where]:
-        """What a session holds."""
+        """Return what a session holds."""
         return [w for w, (name, _, _) in self.judge.open.items() if name == session.session_id]
 
     async def work(self) -> None:
-        """Every consumer does something with part of what it holds, and grants credit anew."""
+        """Let every consumer settle part of what it holds, and grant new credit."""
         for session, consumer, granted in self.members:
             held = self.held(session)
             self.random.shuffle(held)
@@ -219,7 +221,7 @@ class History:
             else:
                 self.judge.back(where)
         elif act < 0.85:
-            self.judge.back(where)  # before: a revoked frame of what is behind it comes at once
+            self.judge.back(where)  # before, because a revoked frame of later ones comes at once
             consumer.nack(deliveries, self.random.choice([None, 0, 0.01]), "no")
         elif act < 0.95:
             consumer.extend(deliveries, deliveries, self.random.choice([None, 0.05, 1]))
@@ -227,7 +229,7 @@ class History:
             consumer.start(deliveries)
 
     async def pull(self) -> None:
-        """A pull, and something about its messages."""
+        """Pull, and settle some of the pulled messages."""
         count = self.random.randint(1, 8)
         for one in await self.house.broker.pulls.pull(self.queue, self.group, count, 0):
             where = (one.partition, one.offset)
@@ -246,7 +248,7 @@ class History:
             del self.pulled[where]
 
     async def ack_pulled(self, where: Where, one: PulledMessage) -> None:
-        """Until it is known what became of that."""
+        """Ack the message until the outcome is known."""
         while True:
             with suppress(Unknown):
                 done = await self.house.broker.pulls.ack(self.queue, self.group, [one.receipt])
@@ -256,7 +258,7 @@ class History:
             self.judge.done(where)
 
     async def restart(self) -> None:
-        """The process ends in an orderly way and starts anew."""
+        """End the process in an orderly way, and start it again."""
         if self.restarts:
             dead_letters = self.house.broker.dead_letters
             await self.house.restart()
@@ -269,7 +271,7 @@ class History:
             self.queue = self.house.find()
 
     async def end(self) -> None:
-        """Someone settles everything that is left."""
+        """Let one consumer settle everything that is left."""
         for session, consumer, _ in self.members:
             consumer.leave()
             self.judge.gone(session.session_id)
@@ -289,7 +291,7 @@ class History:
 
 
 async def lost(history: History) -> set[Any]:
-    """Bodies that are neither settled nor in the dead letters."""
+    """Return bodies that are neither settled nor in the dead letters."""
     session, _ = await history.house.read(history.queue, start="earliest", credit=10_000)
     await session.get(history.count)
     bodies = {
@@ -337,7 +339,7 @@ async def test_any_history_keeps_the_promises(
 
 
 async def eventually_left(history: History) -> None:
-    """The pulls settle what they hold and leave, as when nobody pulls any more."""
+    """Let the pulls settle what they hold and leave, as if no client pulled any more."""
     for where, one in history.pulled.items():
         await history.ack_pulled(where, one)
     for consumer in list(history.house.broker.pulls._consumers.values()):

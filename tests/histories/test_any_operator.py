@@ -1,9 +1,10 @@
-"""Any history of an operator: parked keys are skipped, retried and released, groups purged and
-moved to their end, dead letters sent back, at random, beside consumers that join, work and leave.
+"""Any history of an operator, at random beside consumers that join, work and leave. Parked keys are
+skipped, retried and released, groups are purged and moved to their end, and dead letters are sent
+back.
 
-What an operator ended comes again to nobody once the answer is there (P5); of two decisions about
-one head one counts; and in the end every message was acked, ended, or stands in the dead letters,
-and never both acked and there (P1).
+A message that an operator ended comes to no consumer once the answer has come (P5). Of two
+decisions about one head one counts. In the end every message was acked, ended, or is in the dead
+letters, and never both acked and there (P1).
 """
 
 import asyncio
@@ -26,21 +27,21 @@ ATTEMPTS_MAX = 2
 
 
 class Operated(Judge):
-    """Knows what an operator ended, too."""
+    """Judge that also knows what an operator ended."""
 
     attempts_max = ATTEMPTS_MAX
 
     def __init__(self) -> None:
         super().__init__()
         self.acked: set[Where] = set()
-        """Settled by a consumer."""
+        """Messages settled by a consumer."""
 
     def done(self, where: Where) -> None:
         super().done(where)
         self.acked.add(where)
 
     def ended(self, ends: dict[int, int]) -> None:
-        """An operator ended what stands in front of these offsets, by partition."""
+        """Note that an operator ended everything before these offsets, by partition."""
         for partition, end in ends.items():
             for offset in range(end):
                 super().done((partition, offset))
@@ -56,10 +57,10 @@ class Operation(History):
         self.judge = Operated()
         self.restarts = False
         self.seen: set[Where] = set()
-        """Where dead letters came from that may have been deleted since."""
+        """Sources of dead letters that may have been deleted since."""
 
     async def begin(self, *, pulls: bool, ends: bool) -> None:
-        """Keys are parked, and one session in ten works with leases that end."""
+        """Make a queue whose keys are parked. One session in ten works with leases that end."""
         self.ends = ends
         bounds: dict[str, Any] = {"messages_max": 40, "overflow": "dead_letter"} if ends else {}
         self.queue = await self.house.queue(
@@ -69,7 +70,8 @@ class Operation(History):
         self.group = await self.house.group(self.queue, lease_s=30, lease_total_s=60)
 
     async def decide(self) -> None:
-        """Two operators decide about every parked key, while somebody joins: each of one."""
+        """Let two operators decide about every parked key, each with a verb of its own, while a
+        consumer joins."""
         verbs: list[Verb] = ["skip", "skip", "retry", "release"]
         chosen = [self.random.choice(verbs) for _ in range(2)]
         perhaps = set(self.judge.returned) - self.judge.may_die if "skip" in chosen else set()
@@ -90,7 +92,7 @@ class Operation(History):
                     self.judge.may_die.add(where)
 
     async def said(self, verb: Verb) -> Decided | None:
-        """What the broker answered; None: nothing was parked."""
+        """Return the broker's answer, or None if nothing was parked."""
         try:
             return await self.house.broker.parking.decide(self.queue, self.group, verb, EVERY)
         except Refused as error:
@@ -99,17 +101,17 @@ class Operation(History):
             return None
 
     async def purge(self) -> None:
-        """What stands in the group, or in the queue, goes, beside those who come and work."""
+        """Purge the group, or the queue, while members join and work."""
         name = self.random.choice([self.group.name, None])
         await self.clear(self.house.broker.upkeep.purge(ANYBODY, self.queue, name))
 
     async def seek(self) -> None:
-        """The group goes on behind everything."""
+        """Move the group to the end of the queue."""
         seek = self.house.broker.upkeep.seek(ANYBODY, self.queue, self.group.name, "latest")
         await self.clear(seek)
 
     async def clear(self, act: Awaitable[Any]) -> None:
-        """Everything that stands there now is ended by this act."""
+        """End everything that is in the queue now by this act."""
         await self.idle_pulls()
         states = await self.house.broker.storage.partitions(self.queue.queue_id)
         ends = {state.partition.number: state.end for state in states}
@@ -125,26 +127,25 @@ class Operation(History):
         self.judge.ended(ends)
 
     async def idle_pulls(self) -> None:
-        """What a pull holds is settled: its answers would come behind the act's."""
+        """Settle what a pull holds. Its answers would come after those of the act."""
         for where, one in self.pulled.items():
             await self.ack_pulled(where, one)
         self.pulled.clear()
 
     async def redrive(self) -> None:
-        """Some dead letters come back, as new messages, while somebody joins."""
+        """Send some dead letters back, as new messages, while a consumer joins."""
         look = Look(limit=self.random.randint(1, 9))
         redrive = self.house.broker.upkeep.redrive(ANYBODY, self.queue, look)
         await asyncio.gather(redrive, self.join())
         self.seen |= await self.letters()
 
     async def relieve(self) -> None:
-        """What overflows moves, and dead letters that went back are deleted."""
+        """Let overflowing messages move, and delete dead letters that went back."""
         self.seen |= await self.letters()
         await super().relieve()
 
     async def end_all(self) -> None:
-        """The operator tries again what is parked, and a consumer settles what is left, until
-        nothing is missing."""
+        """Retry what is parked, and let a consumer settle the rest, until nothing is missing."""
         for session, consumer, _ in self.members:
             consumer.leave()
             self.judge.gone(session.session_id)
@@ -163,7 +164,8 @@ class Operation(History):
                 await asyncio.sleep(0.01)
 
     async def missing(self) -> set[Where]:
-        """What is neither acked, ended nor in the dead letters. Nothing is acked and there."""
+        """Return what is neither acked, ended nor in the dead letters. Check that nothing is both
+        acked and there."""
         letters = await self.letters() | self.seen
         both = self.judge.acked & letters
         assert not both, f"P5: {both} were acked and dead-lettered"
@@ -172,7 +174,7 @@ class Operation(History):
         return all_ - self.judge.settled - letters
 
     async def letters(self) -> set[Where]:
-        """Where the dead letters come from, each once."""
+        """Return the sources of the dead letters, each once."""
         if DEAD not in [q.name for q in self.house.broker.metadata.list_all_queues()]:
             return set()
         dead = self.house.find(DEAD)

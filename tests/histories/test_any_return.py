@@ -1,8 +1,8 @@
 """Any history of clients that lose transports and gateways, and come back (R22).
 
-Each client has beliefs: what it holds, as the frames that it has read tell. Whatever is lost on the
-way, what it believes to hold is its own: nobody is given that, nor an earlier message of its key
-(P3), and its ack counts. What was acked durably comes to nobody again (P5).
+Each client believes that it holds what the frames that it has read say. Even if frames are lost, it
+owns these deliveries. No other client is given them, nor an earlier message of their key (P3), and
+its ack counts. Messages that were acked durably come to no client again (P5).
 """
 
 import asyncio
@@ -25,13 +25,13 @@ STEPS = 60
 
 
 class World:
-    """What is true, whoever believes what."""
+    """True state, independent of the clients' beliefs."""
 
     def __init__(self, house: House, random: Random) -> None:
         self.house, self.random = house, random
         self.around = SessionServices(house.broker, Authenticator(None))
         self.keys: dict[tuple[int, int], object] = {}
-        """(partition, offset) → its key; of one without: something of its own."""
+        """Key by (partition, offset). A message without a key has an object of its own."""
         self.settled: set[tuple[int, int]] = set()
         self.clients: list[Believer] = []
 
@@ -45,7 +45,7 @@ class World:
             self.keys[place] = place if key is None else key
 
     async def restart(self) -> None:
-        """With a drain, or out of the blue; all come back, at once or one by one."""
+        """Restart with a drain or without warning. All clients come back, at once or one by one."""
         is_orderly = self.random.random() < 0.5
         for client in self.clients:
             client.read(0 if is_orderly else client.unread())
@@ -68,25 +68,25 @@ class World:
 
 
 class Believer:
-    """A client. It reads when it likes to."""
+    """Client that reads at random times."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.socket = Mover(world.house, world.around, name)
         self.holds: set[Place] = set()
         self.unheard: set[Place] = set()
-        """Acked, and perhaps not heard."""
+        """Deliveries that were acked, with the answer perhaps unread."""
         self._read = self._received = 0
         self._refs = count(100)
 
     # --- Reading --------------------------------------------------------------------------------
 
     def unread(self) -> int:
-        """How many of the last frames are lost on the way."""
+        """Return how many of the last frames are lost on the way."""
         return self.world.random.choice((0, 0, 1, 2, 4))
 
     def read(self, but: int = 0) -> None:
-        """Everything but the last so many frames."""
+        """Read everything except the last `but` frames."""
         frames = self.socket.frames[self._read : len(self.socket.frames) - but]
         self._read += len(frames)
         for frame in frames:
@@ -123,7 +123,7 @@ class Believer:
         self._read = len(self.socket.frames)
 
     async def come_back(self) -> None:
-        """Over a new transport, which may be lost again at any time."""
+        """Come back over a new transport, which may be lost again at any time."""
         self.socket = socket = Mover(self.world.house, self.world.around, new_session_id())
         socket.say(type="hello", session=self.name, linger_s=30)
         welcome = await socket.until("welcome")
@@ -137,7 +137,7 @@ class Believer:
         socket.say(type="held", ref=9, subscription=1, received=self._received, deliveries=claims)
         if self.world.random.random() < 0.25:
             if self.world.random.random() < 0.5:
-                await socket.until_ref(9)  # it is answered, and that is not read
+                await socket.until_ref(9)  # it is answered, and the answer is not read
             socket.session.on_transport_lost()
             await self.come_back()
             return
@@ -180,7 +180,7 @@ class Believer:
 
 
 async def step(world: World) -> None:
-    """Something happens."""
+    """Let one random event happen."""
     random = world.random
     client = random.choice(world.clients)
     match random.choices(range(6), (30, 20, 10, 10, 10, 8))[0]:
@@ -205,7 +205,7 @@ async def step(world: World) -> None:
 async def test_what_a_client_believes_to_hold_is_its_own(
     durable_house: House, seed: int, sides: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P3, P5, R17, R22: and everything is settled in the end."""
+    """P3, P5, R17, R22: Everything is settled in the end."""
     if sides:
         monkeypatch.setattr(limits, "HELD_PER_PARTITION_MAX", 2)
         monkeypatch.setattr(limits, "ASIDE_UNWRITTEN_MAX", 2)

@@ -8,7 +8,7 @@ from tests.histories.house import House, Session, message, numbered, offsets_of
 
 
 class Witness(Session):
-    """A session that looks at what is settled in the store whenever it is given something."""
+    """Session that reads the settled state of the store at each of its pushes."""
 
     def __init__(self, house: House) -> None:
         super().__init__("witness")
@@ -25,7 +25,7 @@ class Witness(Session):
 
 
 async def test_nothing_is_pushed_before_it_is_settled(house: House) -> None:
-    """R23: at the moment of each push the store has it settled already."""
+    """R23: At the moment of each push it is already settled in the store."""
     if house.kind == "sqlite":
         pytest.skip("the fake shows its cursors at any moment")
     queue = await house.queue()
@@ -39,7 +39,8 @@ async def test_nothing_is_pushed_before_it_is_settled(house: House) -> None:
 
 @pytest.mark.parametrize("applied", [False, True])
 async def test_what_may_not_be_settled_is_not_pushed(house: House, applied: bool) -> None:
-    """R23: the settle's outcome is unknown: no push, now or later; its credit is free again."""
+    """R23: The outcome of the settlement is unknown. It is not pushed, now or later, and its credit
+    is free again."""
     if house.kind == "sqlite":
         pytest.skip("an unknown commit ends the process there (R31)")
     queue = await house.queue()
@@ -58,7 +59,7 @@ async def test_what_may_not_be_settled_is_not_pushed(house: House, applied: bool
 
 
 async def test_a_crash_after_the_push_does_not_repeat_it(durable_house: House) -> None:
-    """R23, P5: pushed, then the process starts anew: it does not come again."""
+    """R23, P5: It was pushed, and then the process started again. It does not come again."""
     house = durable_house
     queue = await house.queue()
     group = await house.group(queue, semantics="at_most_once")
@@ -73,7 +74,8 @@ async def test_a_crash_after_the_push_does_not_repeat_it(durable_house: House) -
 
 
 async def test_at_most_once_keeps_within_credit(house: House) -> None:
-    """R23, R25: what is being settled counts as given; a grant brings exactly so many more."""
+    """R23, R25: Messages that are being settled count as given. A grant brings exactly that many
+    more."""
     queue = await house.queue(partitions=4)
     group = await house.group(queue, semantics="at_most_once")
     session, consumer = await house.subscribe(queue, group, credit=5)
@@ -90,7 +92,7 @@ async def test_at_most_once_keeps_within_credit(house: House) -> None:
 
 
 async def test_pulls_of_an_at_most_once_group_get_every_message_once(house: House) -> None:
-    """R23, R24: settled before it is handed over, and handed over."""
+    """R23, R24: Each is settled before it is handed over, and then handed over."""
     queue = await house.queue(partitions=3)
     group = await house.group(queue, semantics="at_most_once")
     await house.publish(queue, [message(n, f"k{n}") for n in range(20)])

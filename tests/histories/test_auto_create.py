@@ -1,5 +1,5 @@
-"""Queues that are made by the first publish to them, where the broker is told to (`--auto-create`):
-only for messages that they can take."""
+"""Histories of queues that the first publish makes, if the broker runs with `--auto-create`. They
+are made only for messages that they can take."""
 
 import json
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ CODES = ["invalid_message", "invalid_message", "message_too_large"]
 
 @pytest.fixture
 async def making(house: House) -> House:
-    """A broker that makes queues."""
+    """Broker that makes queues."""
     house.broker.config = msgspec.structs.replace(house.broker.config, auto_create=True)
     return house
 
@@ -35,12 +35,12 @@ async def http(making: House) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 def queues(house: House) -> list[str]:
-    """The names of the queues that there are."""
+    """Return the names of the existing queues."""
     return [queue.name for queue in house.broker.metadata.list_queues(ANYBODY)]
 
 
 async def post(http: httpx2.AsyncClient, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Publish to the queue `new`; the result of each message."""
+    """Publish to the queue `new`. Return the result of each message."""
     answer = await http.post(
         "/v1/queues/new/messages", content=msgspec.json.encode({"messages": messages})
     )
@@ -52,7 +52,7 @@ async def post(http: httpx2.AsyncClient, messages: list[dict[str, Any]]) -> list
 async def test_messages_that_are_all_refused_make_no_queue(
     making: House, http: httpx2.AsyncClient
 ) -> None:
-    """P12, R5: bad input changes nothing; each message has its own error."""
+    """P12, R5: Bad input changes nothing. Each message has its own error."""
     for _ in range(2):
         results = await post(http, BAD)
         assert [result["error"]["code"] for result in results] == CODES
@@ -62,7 +62,7 @@ async def test_messages_that_are_all_refused_make_no_queue(
 async def test_one_message_that_can_be_stored_makes_the_queue(
     making: House, http: httpx2.AsyncClient
 ) -> None:
-    """R5: wherever it stands; its neighbours are refused."""
+    """R5: This holds at each place in the batch. The other messages are refused."""
     await post(http, BAD)
     *refused, stored = await post(http, [*BAD, {"key": "k", "body": 1}])
     assert [result["error"]["code"] for result in refused] == CODES
@@ -71,8 +71,8 @@ async def test_one_message_that_can_be_stored_makes_the_queue(
 
 
 async def test_a_session_s_refused_messages_make_no_queue(making: House) -> None:
-    """P12, R5, R7: with sequences, several publishes at once; then a good one makes it, and what
-    is sent behind a refused one is held up as in a queue that was there."""
+    """P12, R5, R7: Several publishes with sequences are sent at once. Then a good one makes the
+    queue. Messages sent after a refused one are held up as in an existing queue."""
     socket = Socket(making)
     socket.say(type="hello", producer="ann")
     socket.say(type="publish", ref=1, queue="new", messages=BAD, sequence=1)
@@ -92,7 +92,7 @@ async def test_a_session_s_refused_messages_make_no_queue(making: House) -> None
 
 
 async def test_a_good_publish_that_waits_behind_bad_ones_makes_the_queue(making: House) -> None:
-    """R7: all of them are answered in the order in which they came."""
+    """R7: All of them are answered in the order in which they came."""
     socket = Socket(making)
     socket.say(type="hello")
     socket.say(type="publish", ref=1, queue="new", messages=BAD[:1])
@@ -104,7 +104,7 @@ async def test_a_good_publish_that_waits_behind_bad_ones_makes_the_queue(making:
 
 
 async def test_a_bad_name_is_refused_as_such(making: House, http: httpx2.AsyncClient) -> None:
-    """P12: also where the messages are bad, too."""
+    """P12: This holds too if the messages are bad."""
     socket = Socket(making)
     socket.say(type="hello")
     socket.say(type="publish", ref=1, queue="no spaces", messages=BAD[:1])

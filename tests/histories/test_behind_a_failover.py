@@ -1,5 +1,5 @@
-"""Histories of readers and dead letters where a copy is away, or a primary was lost with what it
-alone knew (R10)."""
+"""Histories of readers and dead letters while a copy is away, or after a primary was lost with what
+it alone knew (R10)."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,8 +20,8 @@ FEW = Unknown("1 of 2 replicas have confirmed it")
 
 @town(1)
 async def test_a_reader_waits_calmly_for_what_is_not_certified_at_the_moment(town: Town) -> None:
-    """The primary said that 2 are certified, and died with that: who asked again at once would ask
-    without end. It goes on when they are certified again."""
+    """The primary said that 2 are certified, and died with that. A reader that asked again at once
+    would ask without end. It goes on when they are certified again."""
     await town.group(partitions=1)
     (gateway,) = town.gateways
     queue = gateway.find()
@@ -38,7 +38,8 @@ async def test_a_reader_waits_calmly_for_what_is_not_certified_at_the_moment(tow
 
 
 async def nacked(town: Town, window_s: int) -> tuple[Gateway, Queue, Callable[[], None]]:
-    """A message whose attempts are exhausted, its dead-letter queue, and how to nack it."""
+    """Publish a message whose attempts are exhausted. Return its dead-letter queue, and how to nack
+    it."""
     (gateway,) = town.gateways
     queue = await gateway.queue(attempts_max=1)
     group = await gateway.group(queue)
@@ -57,7 +58,7 @@ async def letters(town: Town, dead: Queue) -> int:
 
 @pytest.mark.parametrize("window_s", [300, 0])
 def test_a_dead_letter_is_one_however_long_a_replica_is_away(tmp_path: Any, window_s: int) -> None:
-    """P1, P4: each try is stored on the primary and answered `unknown`; its id is forgotten after
+    """P1, P4: Each try is stored on the primary and answered `unknown`. Its id is forgotten after
     the window."""
 
     @town(1)
@@ -87,7 +88,7 @@ def test_a_dead_letter_is_one_however_long_a_replica_is_away(tmp_path: Any, wind
 
 @town(1)
 async def test_a_dead_letter_that_was_lost_with_its_primary_is_sent_again(town: Town) -> None:
-    """P1: `unknown` was the answer, and it is not there."""
+    """P1: The answer was `unknown`, and the message is not there."""
     gateway, dead, nack = await nacked(town, 300)
     tries: list[str] = []
 
@@ -106,8 +107,8 @@ async def test_a_dead_letter_that_was_lost_with_its_primary_is_sent_again(town: 
 
 @town(1)
 async def test_a_dead_letter_is_one_however_long_a_commit_takes(town: Town) -> None:
-    """R8: one that takes 30 s is answered `unknown`, and ends after all; the queue remembers no
-    ids."""
+    """R8: A commit that takes 30 s is answered `unknown`, and ends after all. The queue remembers
+    no ids."""
     town.memory._wall = asyncio.get_running_loop().time
     gateway, dead, nack = await nacked(town, 0)
     gateway.storage.stall("append")

@@ -1,5 +1,4 @@
-"""Messages at several storage clusters: one that is slow or away costs what is there, and nothing
-else."""
+"""Messages at several storage clusters. If one is slow or away, only its own messages suffer."""
 
 import asyncio
 
@@ -17,13 +16,13 @@ ANN = b"producer-ann...."
 
 
 def key_at(house: ClustersHouse, queue: Queue, number: int) -> str:
-    """A key whose messages go to this partition."""
+    """Return a key whose messages go to this partition."""
     route = house.broker.publisher._route(queue)
     return next(key for key in map(str, range(10_000)) if route.place(key)[0] == number)
 
 
 async def two(house: ClustersHouse) -> tuple[Queue, Group, list[Message], list[Message]]:
-    """A queue of two partitions, a group, and a message for each cluster."""
+    """Make a queue of two partitions, a group, and a message for each cluster."""
     queue = await house.queue(partitions=2)
     group = await house.group(queue)
     here, there = key_at(house, queue, 0), key_at(house, queue, 1)
@@ -45,7 +44,7 @@ async def test_a_queue_is_at_both_and_read_from_both(house: ClustersHouse) -> No
 
 @at_clusters
 async def test_a_cluster_that_hangs_holds_up_nothing_at_the_other(house: ClustersHouse) -> None:
-    """Neither commits, nor what is refused because one is slow, nor cursor writes. A publish that
+    """Commits, refusals because one cluster is slow, and cursor writes all go on. A publish that
     goes to both is answered message by message (R5)."""
     queue, group, here, there = await two(house)
     session, consumer = await house.subscribe(queue, group)
@@ -73,8 +72,8 @@ async def test_a_cluster_that_hangs_holds_up_nothing_at_the_other(house: Cluster
 
 @at_clusters
 async def test_a_cluster_that_is_away_refuses_what_is_its_own(house: ClustersHouse) -> None:
-    """P2, and R7: what is behind a refused message of its producer is not stored; what its
-    producer sends to the other cluster is."""
+    """P2, R7: Messages after a refused one of its producer are not stored. Those that its producer
+    sends to the other cluster are."""
     queue, _, here, there = await two(house)
     away(house.b)
     refused = await house.submit(queue, [*there, *here], producer=ANN, sequence=0)
@@ -88,7 +87,7 @@ async def test_a_cluster_that_is_away_refuses_what_is_its_own(house: ClustersHou
 
 @at_clusters
 async def test_what_waits_for_one_cluster_leaves_room_for_the_other(house: ClustersHouse) -> None:
-    """P9: a flood at a cluster that hangs is refused before those at the other one are."""
+    """P9: A flood at a cluster that hangs is refused before messages for the other one are."""
     house.cycle = ("b",)
     floods = [await house.queue(f"flood{number}") for number in range(8)]
     house.cycle = ("a",)
@@ -110,7 +109,7 @@ async def test_what_waits_for_one_cluster_leaves_room_for_the_other(house: Clust
 async def test_what_waits_for_one_cluster_of_a_queue_leaves_room_for_the_other(
     house: ClustersHouse,
 ) -> None:
-    """P9: the same of queues that are at both."""
+    """P9: The same holds for queues that are at both."""
     queues = [await house.queue(f"q{number}", partitions=2) for number in range(8)]
     keys = [(key_at(house, queue, 0), key_at(house, queue, 1)) for queue in queues]
     house.b.stall("append")
@@ -131,7 +130,8 @@ async def test_what_waits_for_one_cluster_of_a_queue_leaves_room_for_the_other(
 
 @at_clusters
 async def test_a_queue_that_one_cluster_could_not_make_is_made_later(house: ClustersHouse) -> None:
-    """Nobody has to ask again: its keys there would be refused until the next start."""
+    """It needs no second request. Its keys there would otherwise be refused until the next
+    start."""
     away(house.b)
     with pytest.raises(Unknown):
         await house.queue(partitions=2)
@@ -145,7 +145,7 @@ async def test_a_queue_that_one_cluster_could_not_make_is_made_later(house: Clus
 
 @at_clusters
 async def test_a_gateway_starts_without_a_cluster_and_catches_up(house: ClustersHouse) -> None:
-    """And gives out what is at the others meanwhile."""
+    """It gives out messages of the others meanwhile."""
     queue, group, here, there = await two(house)
     dropped = await house.queue("dropped", partitions=2)
     await house.publish(queue, here)
@@ -170,7 +170,8 @@ async def test_a_gateway_starts_without_a_cluster_and_catches_up(house: Clusters
 async def test_reads_that_hang_at_one_cluster_leave_turns_for_the_other(
     house: ClustersHouse,
 ) -> None:
-    """P8: as many as may read at once wait for the one, and the other is read all the same."""
+    """P8: As many reads as are allowed wait for the one cluster, and the other is read all the
+    same."""
     house.cycle = ("b",)
     stuck = await house.queue("stuck", partitions=limits.READS_LIVE_MAX + 8)
     house.cycle = ("a",)
@@ -188,7 +189,7 @@ async def test_reads_that_hang_at_one_cluster_leave_turns_for_the_other(
 async def test_what_waits_when_its_queue_is_deleted_leaves_nothing_behind(
     house: ClustersHouse,
 ) -> None:
-    """P9: the row that says where it goes is gone before it went."""
+    """P9: The row that names its destination was deleted before the messages went there."""
     house.cycle = ("b",)
     queue = await house.queue()
     house.b.stall("append")
@@ -206,7 +207,7 @@ async def test_what_waits_when_its_queue_is_deleted_leaves_nothing_behind(
 async def test_a_list_has_what_answers_though_dead_letters_are_elsewhere(
     house: ClustersHouse,
 ) -> None:
-    """A broker had one cluster, and its queues' rows name none; then a second one came, and the
+    """A broker had one cluster, and its queues' rows name none. Then a second one came, and the
     first dead letter."""
     house.cycle = ()
     queue = await house.queue()

@@ -1,4 +1,4 @@
-"""Histories of a key of which messages wait: whoever is asked at one moment says how many (P9)."""
+"""Histories of a key of which messages wait. All lists of one moment give the same count (P9)."""
 
 import pytest
 
@@ -11,8 +11,8 @@ MINUTE_S = 60.0
 
 
 async def told(house: House, queue: Queue, group: Group) -> list[tuple[int, bool]]:
-    """(messages, whether that is exact) of the key `stuck`: in the list of parked keys, in that of
-    held keys, and explained."""
+    """Return (messages, whether that is exact) of the key `stuck`, from the list of parked keys,
+    from that of held keys, and from its explanation."""
     park = (await house.broker.parking.list_keys(queue, group, 10)).keys
     held = (await house.broker.waiting_keys.list_keys(queue, group, 10, None)).keys
     explained = await house.broker.explainer.explain(ANYBODY, queue, "stuck", group.name, "")
@@ -31,7 +31,7 @@ async def test_what_its_owner_came_across_is_counted_before_it_is_durable(house:
 
 
 async def test_what_no_owner_came_across_is_counted_in_the_log(house: House) -> None:
-    """Its consumer takes nothing more; and then there is none."""
+    """Its consumer takes nothing more, and later there is no consumer."""
     queue, group, _, consumer = await stuck(house)
     consumer.leave()
     await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
@@ -63,7 +63,7 @@ async def test_a_count_that_a_look_cannot_finish_is_said_to_be_none(
 
 
 async def test_loose_messages_are_counted_one_by_one(house: House) -> None:
-    """Each is a line of its own: others without a key do not wait behind it."""
+    """Each is a line of its own. Other messages without a key do not wait for it."""
     queue = await house.queue(backoff_s=MINUTE_S, backoff_max_s=MINUTE_S)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)

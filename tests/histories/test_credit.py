@@ -7,8 +7,8 @@ from tests.histories.house import House, delivery, eventually, message, numbered
 
 
 async def test_expired_deliveries_do_not_stall_a_subscription(house: House) -> None:
-    """R25: deliveries expire, both sides count the same: what was revoked is granted anew, and the
-    subscription goes on, for ever so often."""
+    """R25: Deliveries expire, and both sides count the same. Revoked ones are granted again, and
+    the subscription goes on, however often this happens."""
     queue = await house.queue(attempts_max=0)
     group = await house.group(queue, lease_s=0.03)
     session, consumer = await house.subscribe(queue, group, credit=2)
@@ -27,7 +27,7 @@ async def test_expired_deliveries_do_not_stall_a_subscription(house: House) -> N
 
 
 def revoked(session: object) -> int:
-    """How many deliveries were revoked."""
+    """Return how many deliveries were revoked."""
     return sum(
         last - first + 1
         for frame in session.of_type("revoked")  # type: ignore[attr-defined]
@@ -37,7 +37,7 @@ def revoked(session: object) -> int:
 
 
 async def test_an_old_grant_says_nothing_new(house: House) -> None:
-    """R25: the totals are absolute: sent again, or late, a grant adds nothing."""
+    """R25: The totals are absolute. A grant that is sent again, or late, adds nothing."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group, credit=3)
@@ -51,7 +51,7 @@ async def test_an_old_grant_says_nothing_new(house: House) -> None:
 
 
 async def test_credit_has_a_bound(house: House) -> None:
-    """P9: at most 10,000 may be open; a grant beyond is refused and changes nothing."""
+    """P9: At most 10,000 may be open. A larger grant is refused and changes nothing."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group, credit=1)
@@ -65,8 +65,8 @@ async def test_credit_has_a_bound(house: House) -> None:
 
 
 async def test_a_slow_consumer_costs_nobody_else(house: House) -> None:
-    """Nothing is dropped: what one has no credit for waits in the log of its partitions, and
-    another consumer's partitions flow."""
+    """Nothing is dropped. Messages without credit wait in the log of their partitions, and another
+    consumer's partitions flow."""
     queue = await house.queue(partitions=8)
     group = await house.group(queue)
     slow, consumer = await house.subscribe(queue, group, credit=1)
@@ -83,7 +83,7 @@ async def test_a_slow_consumer_costs_nobody_else(house: House) -> None:
 
 
 async def test_a_socket_that_does_not_take_is_given_nothing(house: House) -> None:
-    """P9: until it takes again; then everything in order."""
+    """P9: This lasts until it takes again. Then everything comes in order."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -97,7 +97,7 @@ async def test_a_socket_that_does_not_take_is_given_nothing(house: House) -> Non
 
 @pytest.mark.parametrize("says", ["ack", "nack", "extend", "started"])
 async def test_what_a_client_names_has_arrived(house: House, says: str) -> None:
-    """R20: whichever way it names it."""
+    """R20: This holds for each way to name it."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group, credit=2)
@@ -118,7 +118,7 @@ async def test_what_a_client_names_has_arrived(house: House, says: str) -> None:
 
 
 async def test_the_lease_of_what_is_in_transit_does_not_run(house: House) -> None:
-    """R20: until it has arrived; a client that names it has it."""
+    """R20: It begins on arrival. A delivery that a client names has arrived."""
     queue = await house.queue()
     group = await house.group(queue, lease_s=0.1)
     session, consumer = await house.subscribe(queue, group, credit=2)

@@ -1,4 +1,4 @@
-"""What still arrives for a queue that was deleted goes to its dead letters, as what it was."""
+"""Messages that still arrive for a deleted queue go to its dead letters, with their own fields."""
 
 import asyncio
 from typing import Any
@@ -16,20 +16,20 @@ ANN = b"producer-ann...."
 
 
 async def deleted(house: House, name: str = "orders", **settings: Any) -> Queue:
-    """A queue that was there."""
+    """Make a queue with a message, and delete it."""
     queue = await house.queue(name, **settings)
     await house.publish(queue, [message("before", "k")])
     return await house.broker.delete_queue(ANYBODY, name)
 
 
 async def arrives(house: House, messages: list[Message], name: str = "orders", **named: Any) -> Any:
-    """As sessions and REST publish."""
+    """Publish as sessions and REST do."""
     queue = await house.broker.queue_for_publish(ANYBODY, name, messages)
     return await house.publish(queue, messages, **named)
 
 
 async def letters(house: House, name: str) -> list[dict[str, Any]]:
-    """What stands there."""
+    """Return the messages of this queue."""
     queue = house.find(name)
     group = await house.group(queue, "look")
     session, _ = await house.subscribe(queue, group)
@@ -38,8 +38,8 @@ async def letters(house: House, name: str) -> list[dict[str, Any]]:
 
 
 async def test_what_arrives_late_is_a_dead_letter_with_its_reason(house: House) -> None:
-    """P1: acknowledged, and found again where an operator looks; key, body and headers as they
-    were, and no TTL that would end it there."""
+    """P1: It is acknowledged, and an operator finds it again. Key, body and headers are unchanged,
+    and it has no TTL that would end it there."""
     await deleted(house)
     late = message("late", "k", id="m-1", headers={"h": "x"}, ttl_s=0.001)
     assert await arrives(house, [late]) == [(0, 0, False)]
@@ -55,7 +55,7 @@ async def test_what_arrives_late_is_a_dead_letter_with_its_reason(house: House) 
 
 
 async def test_sent_again_it_is_a_duplicate(house: House) -> None:
-    """P4: under its id, and under its sequence."""
+    """P4: It is one under its id, and under its sequence."""
     await deleted(house)
     late = message(1, "k", id="m-1")
     assert await arrives(house, [late]) == [(0, 0, False)]
@@ -66,7 +66,7 @@ async def test_sent_again_it_is_a_duplicate(house: House) -> None:
 
 
 async def test_two_queues_with_the_same_dead_letters_keep_theirs_apart(house: House) -> None:
-    """R6, R8: ids and sequences mean something for their queue alone."""
+    """R6, R8: Ids and sequences have a meaning only in their own queue."""
     for name in ("one", "two"):
         await deleted(house, name, dead_letter_queue="morgue")
     late = [message(1, "k", id="m-1")]
@@ -119,8 +119,8 @@ async def test_what_arrived_can_be_sent_on_to_the_queue_that_is_made_again(house
 
 
 async def test_who_looked_the_queue_up_before_is_answered_as_well(house: House) -> None:
-    """A publish that was on its way when the queue was deleted: refused, or buried; and by its
-    producer's next try it is buried."""
+    """A publish was on its way when the queue was deleted. It is refused or buried. The producer's
+    next try is buried."""
     queue = await house.queue()
     await house.broker.delete_queue(ANYBODY, "orders")
     answer = await house.submit(queue, [message(1, "k")])
@@ -130,7 +130,7 @@ async def test_who_looked_the_queue_up_before_is_answered_as_well(house: House) 
 
 
 async def test_where_queues_are_made_by_publishing_it_is_made_again(house: House) -> None:
-    """That is what was asked for, and louder."""
+    """The operator asked for this, and it is more visible."""
     await deleted(house)
     house.broker.config = msgspec.structs.replace(house.broker.config, auto_create=True)
     assert (await arrives(house, [message(1, "k")]))[0][1] == 0

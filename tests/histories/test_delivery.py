@@ -1,4 +1,4 @@
-"""Histories of delivering: numbers, gates, attempts, caps, acks (R16-R21, P3, P5, P6)."""
+"""Histories of deliveries: numbers, gates, attempts, caps, acks (R16-R21, P3, P5, P6)."""
 
 import asyncio
 import gc
@@ -13,7 +13,7 @@ from tests.histories.house import Frame, House, delivery, eventually, message, n
 
 
 async def test_numbers_restart_under_a_higher_epoch(house: House) -> None:
-    """R16: a new owner counts from 1 again; its epoch tells its deliveries from those of before."""
+    """R16: A new owner counts from 1 again. Its epoch tells its deliveries from those of before."""
     queue = await house.queue()
     group = await house.group(queue)
     first, consumer = await house.subscribe(queue, group)
@@ -29,7 +29,7 @@ async def test_numbers_restart_under_a_higher_epoch(house: House) -> None:
 
 
 async def test_epochs_grow_over_a_restart(durable_house: House) -> None:
-    """R15, R16: and what was given before the restart cannot be settled after it."""
+    """R15, R16: Messages given before the restart cannot be settled after it."""
     house = durable_house
     queue = await house.queue()
     group = await house.group(queue)
@@ -45,7 +45,7 @@ async def test_epochs_grow_over_a_restart(durable_house: House) -> None:
 
 
 async def test_a_redelivery_has_its_attempt_recorded_first(house: House) -> None:
-    """R16: when the frame is there, the attempt is in the store, whatever happens next."""
+    """R16: When the frame arrives, the attempt is in the store, whatever happens next."""
     queue = await house.queue()
     group = await house.group(queue, backoff_s=0, backoff_max_s=0)
     session, consumer = await house.subscribe(queue, group)
@@ -61,8 +61,8 @@ async def test_a_redelivery_has_its_attempt_recorded_first(house: House) -> None
 
 
 async def test_later_messages_of_a_key_wait_for_the_one_that_returned(house: House) -> None:
-    """R17, P3: m returns; m+1, in flight behind it, is revoked at that moment and comes after it;
-    other keys are not touched."""
+    """R17, P3: m returns. m+1, in flight after it, is revoked at that moment and comes after it.
+    Other keys are not touched."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -82,8 +82,9 @@ async def test_later_messages_of_a_key_wait_for_the_one_that_returned(house: Hou
 
 
 async def test_an_ended_lease_takes_later_messages_of_its_key_with_it(house: House) -> None:
-    """R17, R21, P6: m expires; what the session holds of its key, though extended, is revoked with
-    it; acked from a buffer it does not count, for m awaits retry; both come again in order."""
+    """R17, R21, P6: m expires. The other messages of its key that the session holds are revoked
+    with it, even if extended. An ack of them from a buffer does not count, because m awaits retry.
+    All of them come again in order."""
     queue = await house.queue()
     group = await house.group(queue, lease_s=0.1, lease_total_s=10)
     session, consumer = await house.subscribe(queue, group, credit=2)
@@ -101,7 +102,8 @@ async def test_an_ended_lease_takes_later_messages_of_its_key_with_it(house: Hou
 
 
 async def test_a_late_ack_counts_until_the_message_is_given_again(house: House) -> None:
-    """R21: the lease ended, the message waits for credit; the ack of its handler still settles."""
+    """R21: The lease ended, and the message waits for credit. The ack of its handler still settles
+    it."""
     queue = await house.queue()
     group = await house.group(queue, lease_s=0.05)
     session, consumer = await house.subscribe(queue, group, credit=1)
@@ -115,7 +117,7 @@ async def test_a_late_ack_counts_until_the_message_is_given_again(house: House) 
 
 
 async def test_acks_are_judged_offset_by_offset(house: House) -> None:
-    """R21: one range with a settled, a returned, an open and an invented offset."""
+    """R21: One range has a settled, a returned, an open and an invented offset."""
     queue = await house.queue()
     group = await house.group(queue, backoff_s=60, backoff_max_s=60)
     session, consumer = await house.subscribe(queue, group)
@@ -124,14 +126,15 @@ async def test_acks_are_judged_offset_by_offset(house: House) -> None:
     await house.confirm(consumer, delivery(place))
     consumer.nack([[*place[:3], 1, 1, 2, 2]], None, None)
     settled = consumer.ack([[*place[:3], 0, 9]], [], None)
-    # 0 is settled already; 1 and 2 wait for their retry with nothing of their keys before them.
+    # 0 is settled already. 1 and 2 wait for their retry, with no earlier message of their keys.
     assert settled.settled == 4
     assert settled.stale == []
     assert settled.not_delivered == [[*place[:3], 4, 9]]
 
 
 async def test_an_ack_of_what_was_never_delivered_settles_nothing(house: House) -> None:
-    """R10, R21, P12: invented pushes, offsets beyond the certified end, the whole number line."""
+    """R10, R21, P12: The acks name invented pushes, offsets beyond the certified end, and all
+    possible offsets."""
     queue = await house.queue(partitions=2)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -156,7 +159,7 @@ async def test_an_ack_of_what_was_never_delivered_settles_nothing(house: House) 
 
 
 async def test_a_confirmed_ack_is_final(durable_house: House) -> None:
-    """P5, R21: confirmed, then the process starts anew: it does not come again."""
+    """P5, R21: It is confirmed, and then the process starts again. It does not come again."""
     house = durable_house
     queue = await house.queue()
     group = await house.group(queue)
@@ -170,15 +173,15 @@ async def test_a_confirmed_ack_is_final(durable_house: House) -> None:
 
 
 async def test_only_started_deliveries_count_as_attempts(house: House) -> None:
-    """R19: a consumer dies five times with three messages, of which it had begun one: that one is
-    dead-lettered, those that never ran are not."""
+    """R19: A consumer dies five times with three messages, of which it had begun one. That one is
+    dead-lettered. Those that never ran are not."""
     queue = await house.queue()
     group = await house.group(queue, attempts_max=5)
     await house.publish(queue, [message(n, f"k{n}") for n in range(3)])
     for attempt in range(1, 6):
         session, consumer = await house.subscribe(queue, group)
         given = await session.take(3)
-        # In which order they come again says nothing: they are of different keys.
+        # Their order says nothing, because they are of different keys.
         by_body = {body: (place, number) for place, body, number in given}
         assert by_body[0][1] == attempt
         assert by_body[1][1] == by_body[2][1] == 1
@@ -193,7 +196,7 @@ async def test_only_started_deliveries_count_as_attempts(house: House) -> None:
 
 
 async def dead_letters(house: House, count: int, name: str = "orders") -> list[Frame]:
-    """Wait for so many dead letters, and return them as messages."""
+    """Wait for `count` dead letters, and return them as messages."""
     async with asyncio.timeout(5):
         while True:
             with suppress(Refused):  # it is made when the first message goes there
@@ -208,7 +211,7 @@ async def dead_letters(house: House, count: int, name: str = "orders") -> list[F
 
 
 async def test_an_exhausted_message_is_dead_lettered_with_its_reason(house: House) -> None:
-    """P1: it keeps key, body, headers, and says where it comes from, and why; its key goes on."""
+    """P1: It keeps key, body and headers, and names its source and the reason. Its key goes on."""
     queue = await house.queue(attempts_max=2)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -237,7 +240,7 @@ async def test_an_exhausted_message_is_dead_lettered_with_its_reason(house: Hous
 
 
 async def test_an_expired_message_is_dead_lettered_when_it_would_be_given(house: House) -> None:
-    """R13, P1: per group; what is in flight when its time comes is not touched."""
+    """R13, P1: This happens per group. Messages in flight when their time comes are not touched."""
     queue = await house.queue()
     group = await house.group(queue)
     other = await house.group(queue, "other")
@@ -254,8 +257,8 @@ async def test_an_expired_message_is_dead_lettered_when_it_would_be_given(house:
 
 
 async def test_a_parked_key_waits_and_lets_the_others_flow(house: House) -> None:
-    """R18, P8: the head of a key exhausted its attempts: it and all behind it wait, over a new
-    owner too; other keys come."""
+    """R18, P8: The head of a key exhausted its attempts. It waits with all later messages of its
+    key, also under a new owner. Other keys come."""
     queue = await house.queue(on_exhausted="park", attempts_max=1)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -278,7 +281,7 @@ async def test_a_parked_key_waits_and_lets_the_others_flow(house: House) -> None
 async def test_a_key_in_backoff_overflows_to_disk_and_comes_in_order(
     house: House, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R18: more waits behind a returned message than is held in memory; it comes in order, each
+    """R18: More messages wait for a returned one than are held in memory. They come in order, each
     once, and a free key is not held up meanwhile."""
     monkeypatch.setattr("push.limits.HELD_PER_PARTITION_MAX", 8)
     monkeypatch.setattr("push.limits.ASIDE_UNWRITTEN_MAX", 8)
@@ -307,12 +310,12 @@ async def test_a_key_in_backoff_overflows_to_disk_and_comes_in_order(
 
 
 def bodies_of(frame: Frame, key: str) -> list[object]:
-    """The bodies of a key in a push."""
+    """Return the bodies of a key in a push."""
     return [one["body"] for one in frame["messages"] if one["key"] == key]
 
 
 async def test_a_lease_ends_for_good_at_its_total(house: House) -> None:
-    """R20: extends prolong up to lease_total_s; then it counts as stuck and returns."""
+    """R20: Extends prolong it up to lease_total_s. Then it counts as stuck and returns."""
     queue = await house.queue()
     group = await house.group(queue, lease_s=0.1, lease_total_s=0.3)
     session, consumer = await house.subscribe(queue, group)
@@ -329,8 +332,8 @@ async def test_a_lease_ends_for_good_at_its_total(house: House) -> None:
 
 
 async def test_a_drain_ends_by_its_deadline(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R20: a partition moves; its old owner extends for ever: refused past the deadline, and the
-    new owner starts under a higher epoch, no sooner."""
+    """R20: A partition moves, and its old owner extends for ever. That is refused after the
+    deadline. The new owner starts under a higher epoch, no sooner."""
     monkeypatch.setattr("push.limits.DRAIN_S", 0.3)
     queue = await house.queue(partitions=2)
     group = await house.group(queue, lease_s=60)
@@ -351,7 +354,7 @@ async def test_a_drain_ends_by_its_deadline(house: House, monkeypatch: pytest.Mo
 
 
 async def test_nothing_is_kept_of_deliveries_that_are_over(house: House) -> None:
-    """P9: a key nacked without end costs no memory."""
+    """P9: A key nacked without end costs no memory."""
     queue = await house.queue(attempts_max=0)
     group = await house.group(queue, backoff_s=0, backoff_max_s=0)
     session, consumer = await house.subscribe(queue, group, credit=1000)
@@ -366,8 +369,9 @@ async def test_nothing_is_kept_of_deliveries_that_are_over(house: House) -> None
 
 
 async def test_what_a_consumer_leaves_behind_is_free_at_once(house: House) -> None:
-    """P9: thousands that come and go would be kept until the garbage collector comes, a slot with
-    its lines, leases and reads for each partition; also where a key waits and one is parked."""
+    """P9: Otherwise thousands that come and go would stay until the garbage collector runs. Each
+    has a slot with its lines, leases and reads for each partition. This holds too if one key waits
+    and one is parked."""
     queue = await house.queue(partitions=2)
     group = await house.group(queue, attempts_max=1, on_exhausted="park", backoff_s=60)
     await house.publish(queue, [message(n, f"k{n}") for n in range(10)])

@@ -1,5 +1,5 @@
-"""What the delivery log says of a history: every message once in each stage, when, and what it had
-waited for."""
+"""Histories of which the delivery log tells. It has every message once in each stage, with the time
+and the reason for its wait."""
 
 import asyncio
 from array import array
@@ -27,12 +27,12 @@ from tests.histories.logged import Logged, offsets
 
 
 def causes(lines: list[DispatchedLine]) -> list[tuple[str, int, int]]:
-    """(cause, attempt, messages) of each line."""
+    """Return (cause, attempt, messages) of each line."""
     return [(line.cause, line.attempt, messages_of(line.runs)) for line in lines]
 
 
 def outcomes(lines: list[SettledLine]) -> list[tuple[str, int]]:
-    """(outcome, messages) of each line."""
+    """Return (outcome, messages) of each line."""
     return [(line.outcome, messages_of(line.runs)) for line in lines]
 
 
@@ -77,7 +77,7 @@ async def test_one_message_has_a_line_in_each_stage(house: House) -> None:
 
 
 async def test_what_is_certified_is_told_with_its_keys_in_runs(house: House) -> None:
-    """As the storage has them, whatever partitions they went to; 0 where there is none."""
+    """The keys are those that the storage has, in whichever partitions they are. 0 means no key."""
     queue = await house.queue(partitions=3)
     logged = Logged(house)
     batch = [message(n, key) for n, key in enumerate(["a", "b", "c", "d", "e", None, "a"])]
@@ -98,7 +98,7 @@ async def test_what_is_certified_is_told_with_its_keys_in_runs(house: House) -> 
 
 
 async def test_publishes_of_one_moment_share_a_line_and_those_of_two_do_not(house: House) -> None:
-    """Whatever came with one commit: each line's messages were accepted at one time."""
+    """This does not depend on the commit. Each line's messages were accepted at one time."""
     queue = await house.queue()
     logged = Logged(house)
     first, second = (logged.log.internal_origin(queue, 2) for _ in range(2))
@@ -121,7 +121,8 @@ async def test_duplicates_are_counted_with_the_places_of_the_originals(house: Ho
 
 
 async def test_who_waits_for_credit_is_told_so(house: House) -> None:
-    """Both sides: what comes when there is credit again has waited for nothing."""
+    """This holds for both sides. Messages that come when there is credit again have waited for
+    nothing."""
     queue = await house.queue()
     group = await house.group(queue)
     logged = Logged(house)
@@ -163,7 +164,8 @@ async def test_a_paused_queue_is_the_cause(house: House) -> None:
 
 
 async def test_a_nack_and_what_returns_with_it_are_told_apart(house: House) -> None:
-    """R17: the message that was nacked waits for its backoff, the later one of its key for it."""
+    """R17: The nacked message waits for its backoff. The later one of its key waits for the nacked
+    one."""
     queue = await house.queue()
     group = await house.group(queue)
     logged = Logged(house)
@@ -220,8 +222,8 @@ async def test_an_exhausted_message_is_dead_lettered_with_its_reason(house: Hous
 async def test_who_goes_to_full_dead_letters_is_told_before_what_is_behind_of_its_key(
     house: House,
 ) -> None:
-    """That the message waits no more is logged when its key goes on, however long it is until the
-    dead letters take it."""
+    """The end of its wait is logged when its key goes on, however long the dead letters take to
+    accept it."""
     await house.queue("full", messages_max=1)
     await house.group(house.find("full"))
     await house.publish(house.find("full"), [message("first")])
@@ -258,7 +260,7 @@ async def test_a_parked_key_is_told_and_so_is_what_it_has_waited_for(house: Hous
 
 
 async def test_who_goes_returns_what_he_had_and_who_moves_does_not(house: House) -> None:
-    """A client that goes on at another gateway holds what it has (R22)."""
+    """A client that goes on at another gateway keeps its deliveries (R22)."""
     queue = await house.queue()
     group = await house.group(queue)
     logged = Logged(house)
@@ -320,7 +322,7 @@ async def test_what_an_ack_settles_is_told_as_a_range_a_mask_or_ranges(
 
 
 async def test_an_ack_over_what_a_push_skips_is_told_of_what_it_has(house: House) -> None:
-    """And a second one of what the first left open."""
+    """The line of a second ack has the rest."""
     queue = await house.queue()
     group = await house.group(queue)
     logged = Logged(house)
@@ -356,8 +358,8 @@ async def test_pulls_are_requests_and_their_messages_are_written_with_the_answer
 
 
 async def test_what_a_pull_is_given_that_is_cancelled_was_never_written(house: House) -> None:
-    """Its client has gone in the very turn in which there was something for it; another pull of
-    the group that was served with it has what it was given."""
+    """Its client left in the very turn in which there was a message for it. Another pull of the
+    group that was served with it has its own messages."""
     queue = await house.queue()
     group = await house.group(queue)
     logged = Logged(house)
@@ -368,7 +370,7 @@ async def test_what_a_pull_is_given_that_is_cancelled_was_never_written(house: H
     (consumer,) = pulling(house)
     cancelled = consumer._waiting[0]
     publishing = asyncio.ensure_future(house.publish(queue, numbered(2, None)))
-    async with asyncio.timeout(20):  # every turn is looked at: the pull ends in a later one
+    async with asyncio.timeout(20):  # every turn is looked at, and the pull ends in a later one
         while True:
             if cancelled.messages:
                 break
@@ -411,7 +413,7 @@ async def test_a_reader_of_the_past_replays(house: House) -> None:
 
 
 async def test_at_most_once_is_settled_before_it_is_given(house: House) -> None:
-    """R23; and nothing of it is kept."""
+    """R23: Nothing of it is kept."""
     queue = await house.queue()
     group = await house.group(queue, semantics="at_most_once")
     logged = Logged(house)
@@ -425,8 +427,8 @@ async def test_at_most_once_is_settled_before_it_is_given(house: House) -> None:
 
 
 async def test_what_has_happened_is_counted_as_the_broker_counts(house: House) -> None:
-    """Many keys, many partitions, acks in no order, some nacked: the sums of the lines are those of
-    the broker, and those that outlive it."""
+    """There are many keys and partitions, and acks in no order, and some messages are nacked. The
+    sums of the lines equal the counts of the broker, and those that outlive it."""
     queue = await house.queue(partitions=4, attempts_max=0)
     group = await house.group(queue)
     logged = Logged(house)
@@ -457,7 +459,7 @@ async def test_what_has_happened_is_counted_as_the_broker_counts(house: House) -
 
 
 async def test_a_client_says_when_it_produced_and_is_told_the_clock(house: House) -> None:
-    """Its own clock is 5 ms behind. Nobody is told while nothing is logged."""
+    """Its own clock is 5 ms slow. No client is told while nothing is logged."""
     await house.queue()
     before = Socket(house, name="s-0")
     before.say(type="hello")
@@ -512,7 +514,8 @@ async def test_what_nobody_knows_of_is_unknown_and_has_no_place(
 
 
 async def test_what_arrives_for_a_deleted_queue_is_logged_where_it_stands(house: House) -> None:
-    """Over HTTP and in a session: in its dead letters, whose offsets these are."""
+    """It arrives over HTTP and in a session. The log places it in its dead letters, whose offsets
+    it names."""
     queue = await house.queue()
     await house.broker.delete_queue(ANYBODY, queue.name)
     logged = Logged(house)
@@ -543,9 +546,9 @@ async def test_what_arrives_for_a_deleted_queue_is_logged_where_it_stands(house:
 async def test_what_is_safe_and_waits_for_what_stands_before_it_is_certified_and_then_read(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At level `local` behind records of a higher one: the line says when its level was met, which
-    is what its publisher was told; nobody is given it before the others are safe, and whoever is
-    then reads it from the storage."""
+    """A message at level `local` is stored after records of a higher level. The line says when its
+    own level was met, as its publisher was answered. No consumer is given it before the earlier
+    ones are safe. Then it is read from the storage."""
     queue = await house.queue()
     group = await house.group(queue)
     logged = Logged(house)
@@ -569,7 +572,7 @@ async def test_what_is_safe_and_waits_for_what_stands_before_it_is_certified_and
 
 
 def pulling(house: House) -> list[PullConsumer]:
-    """Who pulls."""
+    """Return the consumers of pulls."""
     return list(house.broker.pulls._consumers.values())
 
 

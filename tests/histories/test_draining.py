@@ -1,4 +1,4 @@
-"""Histories of a session that is told to come back, over a broker with leases (P14)."""
+"""Histories of a session that is asked to come back, over a broker with leases (P14)."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.histories.house import Frame, House, Socket, numbered
 
 
 async def drained(house: House, lease_s: float) -> tuple[Socket, Frame]:
-    """A draining session, and the push of two messages that it holds."""
+    """Return a draining session, and the push of two messages that it holds."""
     queue = await house.queue()
     await house.group(queue, lease_s=lease_s)
     socket = Socket(house)
@@ -27,7 +27,7 @@ async def drained(house: House, lease_s: float) -> tuple[Socket, Frame]:
 async def test_a_drain_ends_with_the_last_lease_though_nobody_acks(
     house: House, acked: int
 ) -> None:
-    """P14: what was unsettled returned by time; the client is told so, and then sent away."""
+    """P14: Unsettled deliveries return by time. The client is told so, and then sent away."""
     socket, push = await drained(house, 0.1)
     if acked:
         place = [push["partition"], push["epoch"], push["push"], 0, 0]
@@ -44,7 +44,7 @@ async def test_a_drain_ends_with_the_last_lease_though_nobody_acks(
 async def test_a_drain_answers_the_frame_that_settles_the_last_before_it_closes(
     house: House, last: str
 ) -> None:
-    """P14: a confirmed ack when it is durable."""
+    """P14: A confirmed ack is answered when it is durable."""
     socket, push = await drained(house, 60)
     place = [push["partition"], push["epoch"], push["push"], 0, 1]
     socket.say(type=last, ref=7, subscription=1, deliveries=[place])

@@ -1,4 +1,5 @@
-"""Abandoned groups end, and only those: the deletion is held to the row that was looked at."""
+"""Histories of abandoned groups. Only these end, because the deletion is held to the row that was
+read."""
 
 import asyncio
 from typing import Any
@@ -16,8 +17,8 @@ from tests.waiting import becomes
 
 
 async def about_to_delete(town: Town) -> Gateway:
-    """Wait until the gateway that sees to it has looked at the group and stands still, e.g. frozen
-    (SIGSTOP). Another one."""
+    """Wait until the gateway that deletes the group has read its row and freezes, e.g. by SIGSTOP.
+    Return another gateway."""
     for gateway in town.gateways:
         gateway.metadata.stall("delete_group")
 
@@ -29,7 +30,7 @@ async def about_to_delete(town: Town) -> Gateway:
 
 
 async def go_on(town: Town) -> None:
-    """What stood still goes on."""
+    """Let the frozen gateway go on."""
     await asyncio.sleep(30)
     for gateway in town.gateways:
         gateway.metadata.well()
@@ -38,7 +39,7 @@ async def go_on(town: Town) -> None:
 
 @town(2)
 async def test_a_group_that_has_a_consumer_again_is_not_expired(town: Town) -> None:
-    """P1, R11: that nobody was there was true when it was looked at."""
+    """P1, R11: The group had no consumer when its row was read."""
     group = await town.group(partitions=1, expires_s=60)
     other = await about_to_delete(town)
     session, _ = await other.consumer(group, credit=6)  # of which one is kept for other keys
@@ -53,7 +54,7 @@ async def test_a_group_that_has_a_consumer_again_is_not_expired(town: Town) -> N
 
 @town(2)
 async def test_a_group_that_had_a_consumer_meanwhile_has_its_whole_time_again(town: Town) -> None:
-    """R11: counted from when the last one left."""
+    """R11: It counts from the moment when the last one left."""
     group = await town.group(partitions=1, expires_s=60)
     other = await about_to_delete(town)
     _, consumer = await other.consumer(group)
@@ -67,7 +68,7 @@ async def test_a_group_that_had_a_consumer_meanwhile_has_its_whole_time_again(to
 
 @town(2)
 async def test_a_group_that_was_made_anew_under_its_name_is_not_expired(town: Town) -> None:
-    """R1, R11: both had no row yet, so their generations are one."""
+    """R1, R11: Neither had a row yet, so their generations are the same."""
     await town.group(partitions=1, expires_s=60)
     other = await about_to_delete(town)
     queue = other.find()
@@ -83,7 +84,7 @@ async def test_a_group_that_was_made_anew_under_its_name_is_not_expired(town: To
 async def test_one_gateway_keeps_a_group_whose_consumer_came_behind_the_look(
     house: MadHouse,
 ) -> None:
-    """P1, R11: a catalog that stalls is enough for it."""
+    """P1, R11: A catalog that stalls is enough for this."""
     queue = await house.queue(partitions=1)
     group = await house.group(queue, "billing", expires_s=60)
     house.metadata.stall("delete_group")
@@ -98,8 +99,9 @@ async def test_one_gateway_keeps_a_group_whose_consumer_came_behind_the_look(
 
 @mad
 async def test_nobody_joins_alone_while_the_group_is_on_its_way_out(house: MadHouse) -> None:
-    """P1, R14: what the catalog does not take of a group's members holds here otherwise; not of a
-    group that it is deleting: it would go under its consumer, with what was published since."""
+    """P1, R14: Members of a group that the catalog does not take are members here otherwise. This
+    does not hold for a group that it is deleting. The group would vanish under its consumer, with
+    messages published since."""
     queue = await house.queue(partitions=1)
     group = await house.group(queue, "billing", expires_s=60)
     _, consumer = await house.subscribe(queue, group)  # so that its row is known here
@@ -130,7 +132,8 @@ async def test_nobody_joins_alone_while_the_group_is_on_its_way_out(house: MadHo
 
 @mad
 async def test_who_came_while_another_group_was_deleted_has_been_there(house: MadHouse) -> None:
-    """R11: two groups were abandoned when it was looked; deleting the first one took a while."""
+    """R11: Two groups were abandoned when their rows were read. The deletion of the first one took
+    a while."""
     queue = await house.queue(partitions=1)
     groups = [await house.group(queue, name, expires_s=60) for name in ("a", "b")]
     for group in groups:
@@ -150,7 +153,7 @@ async def test_who_came_while_another_group_was_deleted_has_been_there(house: Ma
 async def test_what_is_settled_goes_while_nobody_can_say_whose_an_abandoned_group_is(
     town: Town,
 ) -> None:
-    """R29: a copy of the store is away, and the group that is due cannot be looked at."""
+    """R29: A copy of the store is away, and the row of the group that is due cannot be read."""
     (gateway,) = town.gateways
     abandoned = await town.group(partitions=1, expires_s=60)
     _, gone = await gateway.consumer(abandoned)

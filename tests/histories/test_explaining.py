@@ -1,6 +1,7 @@
-"""Histories of explanations: for each reason that a key waits for, it is the one that is told.
+"""Histories of explanations. For each reason that a key waits for, the explanation names that
+reason.
 
-Times are those of the loop and the wall; nothing here waits for them to pass.
+Times are those of the loop and the wall. Nothing here waits for them to pass.
 """
 
 import asyncio
@@ -21,13 +22,13 @@ from tests.histories.house import House, Session, delivery, eventually, message,
 
 
 async def explain(house: House, queue: Queue, key: str = "a", **which: Any) -> Explained:
-    """What an operator is told."""
+    """Return the explanation that an operator gets."""
     query = {"group": None, "after": "", **which}
     return await house.broker.explainer.explain(ANYBODY, house.find(queue.name), key, **query)
 
 
 async def alone(house: House, queue: Queue, key: str = "a") -> KeyInGroup:
-    """What is told of the one group."""
+    """Return the explanation of the only group."""
     (one,) = (await explain(house, queue, key)).groups
     assert one.text.endswith("."), one.text
     assert one.waits_for not in one.also
@@ -35,7 +36,7 @@ async def alone(house: House, queue: Queue, key: str = "a") -> KeyInGroup:
 
 
 def counted(one: KeyInGroup) -> tuple[int, int]:
-    """(in flight, waiting)."""
+    """Return (in flight, waiting)."""
     return one.messages.in_flight, one.messages.waiting
 
 
@@ -111,7 +112,7 @@ async def test_in_flight_says_with_whom_and_until_when(house: House) -> None:
 
 
 async def test_backoff_says_until_when_and_how_often_it_was_tried(house: House) -> None:
-    """And after its owner is gone, what is durable says the same."""
+    """After its owner has left, the durable state says the same."""
     queue = await house.queue(backoff_s=60, backoff_max_s=60)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -136,7 +137,7 @@ async def test_backoff_says_until_when_and_how_often_it_was_tried(house: House) 
 
 
 async def test_parked_says_since_when(house: House) -> None:
-    """With an owner, and with none."""
+    """This holds with an owner, and without one."""
     queue = await house.queue(on_exhausted="park", attempts_max=1)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -194,8 +195,8 @@ async def test_what_is_on_its_way_to_the_dead_letters_is_said(
 
 
 async def test_a_full_dead_letter_queue_is_named(house: House) -> None:
-    """Whoever asks why a message is not settled learns that its dead letters are full, also where
-    other messages of the key go on."""
+    """Each explanation of an unsettled message says that its dead letters are full, even if other
+    messages of the key go on."""
     await house.queue("full", messages_max=1)
     await house.group(house.find("full"))
     await house.publish(house.find("full"), [message("first")])
@@ -219,7 +220,7 @@ async def test_a_full_dead_letter_queue_is_named(house: House) -> None:
 async def test_a_letter_that_its_dead_letter_queue_can_never_take_is_told_and_kept(
     house: House,
 ) -> None:
-    """P1: other letters arrive, it stays, the reason is not one that waiting changes; a higher
+    """P1: Other letters arrive, and it stays. The reason is not one that waiting changes. A higher
     bound lets it go."""
     await house.queue("small", bytes_max=1000)
     small = house.find("small")
@@ -244,7 +245,7 @@ async def test_a_letter_that_its_dead_letter_queue_can_never_take_is_told_and_ke
 async def test_what_is_being_made_durable_is_said(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R16: the second attempt waits until the storage has noted the first one."""
+    """R16: The second attempt waits until the storage has noted the first one."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -354,7 +355,7 @@ async def test_a_partition_that_moves_is_said_to_drain(house: House) -> None:
 
 
 async def test_whoever_is_waited_for_is_said_to_be_absent(durable_house: House) -> None:
-    """R22: after a restart, until its linger time is up."""
+    """R22: This lasts, after a restart, until its linger time is up."""
     house = durable_house
     queue = await house.queue(partitions=2)
     group = await house.group(queue)
@@ -372,7 +373,7 @@ async def test_whoever_is_waited_for_is_said_to_be_absent(durable_house: House) 
 
 
 async def test_a_key_of_a_pull_group_that_is_in_flight_is_closed(house: House) -> None:
-    """R24: what stands behind it is not given; without a pull nobody takes anything."""
+    """R24: Later messages of it are not given. Without a pull no client takes any."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, numbered(3, "a"))
@@ -391,7 +392,7 @@ async def test_a_key_of_a_pull_group_that_is_in_flight_is_closed(house: House) -
 async def test_two_keys_of_one_hash_are_said_to_wait_for_each_other(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What stands before it is not of this key, and holds it up all the same."""
+    """The message before it is of another key, and holds it up all the same."""
     queue = await house.queue()
     await house.group(queue)
     await house.publish(queue, [message(0, "b")])
@@ -407,7 +408,7 @@ async def test_two_keys_of_one_hash_are_said_to_wait_for_each_other(
 async def test_what_one_look_does_not_reach_is_not_known(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: and never said to be nothing."""
+    """P9: It is never said to be nothing."""
     monkeypatch.setattr(limits, "LOOK_BYTES_MAX", 4_000)
     monkeypatch.setattr(limits, "READ_BYTES_MAX", 1_000)
     queue = await house.queue()
@@ -433,7 +434,7 @@ async def test_what_one_look_does_not_reach_is_not_known(
 async def test_a_partition_whose_owner_changes_is_looked_at_again(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of before and after nothing is mixed."""
+    """States of before and after are never mixed."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, numbered(1, "a"))
@@ -453,7 +454,8 @@ async def test_a_partition_whose_owner_changes_is_looked_at_again(
 
 
 async def test_what_a_consumer_left_behind_still_waits(durable_house: House) -> None:
-    """P1: between its end and the next owner's beginning, which may take as long as a write."""
+    """P1: This is between its end and the next owner's beginning, which may take as long as a
+    write."""
     house = durable_house
     queue = await house.queue()
     group = await house.group(queue)
@@ -479,7 +481,7 @@ async def test_what_a_consumer_left_behind_still_waits(durable_house: House) -> 
 
 @pytest.mark.parametrize("credit", [0, 10])
 async def test_a_backoff_that_an_owner_before_noted_is_said(house: House, credit: int) -> None:
-    """R3: whether or not its next owner has come by it."""
+    """R3: This holds whether or not its next owner has reached it."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -501,7 +503,8 @@ async def test_a_backoff_that_an_owner_before_noted_is_said(house: House, credit
 async def test_a_partition_with_as_many_keys_waiting_as_may_is_said(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: on both sides of the bound. Nothing of the log goes out, whatever room there is."""
+    """P9: This is tested on both sides of the bound. No message of the log goes out, even if there
+    is room."""
     monkeypatch.setattr(limits, "LINES_PER_PARTITION_MAX", 2)
     queue = await house.queue()
     group = await house.group(queue)

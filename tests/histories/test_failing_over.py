@@ -1,4 +1,4 @@
-"""Histories of a broker whose primary dies with what no replica has heard yet."""
+"""Histories of a broker whose primary dies with what no replica has received yet."""
 
 import asyncio
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from tests.waiting import becomes
 
 @contextmanager
 def unheard(servers: Guarded) -> Iterator[None]:
-    """What is written meanwhile goes with the primary, which is dead afterwards."""
+    """Lose with the primary whatever is written meanwhile. The primary is dead afterwards."""
     lost, replicas = servers.primary, servers.replicas
     for replica in replicas:
         replica.freeze()
@@ -42,7 +42,7 @@ def unheard(servers: Guarded) -> Iterator[None]:
 
 
 async def opened(servers: Guarded, folder: Path) -> Gateway:
-    """A gateway over these, which are provisioned for it."""
+    """Open a gateway over these servers, which are provisioned for it."""
     places = ",".join(f"{one.address}:{one.port}" for one in servers.sentinels)
     url = f"redis+sentinel://{places}/{MASTER}"
     (part,) = await parse(url).parts()
@@ -57,8 +57,10 @@ async def opened(servers: Guarded, folder: Path) -> Gateway:
 
 
 def dies_with_the_next_certificate(servers: Guarded, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """All copies have the record; that it is certified dies with the primary, this one, and is
-    found out again only when there are copies enough."""
+    """Make all copies have the record, while the fact that it is certified dies with the primary.
+
+    The new primary certifies it only when there are copies enough. Return the node that dies.
+    """
     act, lost = RedisShard.act, servers.primary
 
     async def dying(shard: RedisShard, function: str, *args: Any, **options: Any) -> Any:
@@ -73,14 +75,14 @@ def dies_with_the_next_certificate(servers: Guarded, monkeypatch: pytest.MonkeyP
 
 
 async def forgotten(gateway: Gateway, queue: Queue) -> None:
-    """Wait until the one that was elected answers, and knows of nothing that is certified."""
+    """Wait until the elected primary answers, and knows of nothing that is certified."""
     partition = Partition(queue.queue_id, 0)
     while (await gateway.broker.tail.read(partition, 0)).certified:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
 
 
 async def joined(gateway: Gateway, group: Group) -> Session:
-    """A consumer that asks until the store has found its copies."""
+    """Return a consumer that tries to join until the store has found its copies."""
     for number in count(2):
         with suppress(TocsinError):
             return (await gateway.consumer(group, f"s{number}"))[0]
@@ -112,7 +114,7 @@ async def test_a_message_that_dies_in_a_failover_is_among_the_dead_letters(
 async def test_a_consumer_that_leaves_in_a_failover_leaves_its_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P6, R20: else it stands still for good, with an owner that is gone."""
+    """P6, R20: Otherwise the partition never moves again, because its owner has left."""
     with guarded(binaries()[0], tmp_path / "servers", replicas=1) as servers:
         gateway = await opened(servers, tmp_path / "gateway")
         queue = await gateway.queue()

@@ -1,5 +1,5 @@
-"""Every figure that operators are shown of queues and groups, against what has happened (two or
-more states of each), and counted once."""
+"""Histories of every figure that operators see of queues and groups. Each is compared with the
+events, in two or more states, and counted once."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ from tests.histories.house import House, delivery, eventually, message, numbered
 
 
 async def shown_queue(house: House, name: str = "orders") -> dict[str, Any]:
-    """As it is described; it has the form that /openapi.json says."""
+    """Return the description of the queue. It has the form that /openapi.json says."""
     described = await house.broker.describe_queue(ANYBODY, name)
     msgspec.convert({**described, "settings": {}}, QueueDescription)
     assert set(described) == set(QueueDescription.__struct_fields__)
@@ -29,7 +29,7 @@ async def shown_queue(house: House, name: str = "orders") -> dict[str, Any]:
 
 
 async def shown_group(house: House, queue: Queue, group: Group) -> dict[str, Any]:
-    """As it is described; it has the form that /openapi.json says."""
+    """Return the description of the group. It has the form that /openapi.json says."""
     described = await house.broker.describe_group(ANYBODY, queue, group.name)
     # Durations in tests are shorter than the API allows.
     msgspec.convert({**described, "settings": {}}, GroupDescription)
@@ -38,7 +38,7 @@ async def shown_group(house: House, queue: Queue, group: Group) -> dict[str, Any
 
 
 def moved(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
-    """What was counted between two looks."""
+    """Return what was counted between two looks."""
     assert after["counters"]["since_unix_ms"] == before["counters"]["since_unix_ms"]
     counted = {name: n - before["counters"][name] for name, n in after["counters"].items()}
     return {name: n for name, n in counted.items() if n}
@@ -65,7 +65,7 @@ async def test_what_was_published_is_counted_once(house: House) -> None:
 async def test_what_was_refused_is_counted_wherever_it_was(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a rule about the message, by the queue's bound, and as a whole."""
+    """It may be refused by a rule about the message, by the queue's bound, and as a whole."""
     queue = await house.queue(messages_max=2)
     before = await shown_queue(house)
     await house.publish(queue, [message(0), message(1, "k" * (limits.KEY_BYTES_MAX + 1))])
@@ -113,7 +113,7 @@ async def test_a_group_counts_what_it_was_given_and_what_became_of_it(house: Hou
 
 
 async def test_leases_that_end_and_dead_letters_are_counted(house: House) -> None:
-    """What is revoked with an ended lease has not ended itself."""
+    """Deliveries revoked with an ended lease have not ended themselves."""
     queue = await house.queue(attempts_max=1)
     group = await house.group(queue, lease_s=0.05)
     before = await shown_group(house, queue, group)
@@ -176,7 +176,7 @@ async def test_every_partition_is_shown_with_its_owner_or_without(house: House) 
 async def test_the_stock_is_looked_at_anew_when_it_has_changed_and_only_then(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Polling a thousand quiet queues costs no look into the storage."""
+    """Repeated requests about a thousand quiet queues read nothing from the storage."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, numbered(3))
@@ -212,7 +212,7 @@ async def test_the_stock_is_looked_at_anew_when_it_has_changed_and_only_then(
     assert (await shown_group(house, queue, other))["lag"] == 0
     assert [one["name"] for one in (await shown_queue(house))["groups"]] == ["audit", "billing"]
     looks = 0
-    for _ in range(3):  # one group after the other: neither makes the other forgotten
+    for _ in range(3):  # one group after the other, and neither makes the other forgotten
         await shown_group(house, queue, group)
         await shown_group(house, queue, other)
         await shown_queue(house)
@@ -238,14 +238,14 @@ async def test_a_look_that_something_overtakes_is_not_remembered(
     await begun.wait()
     await house.publish(queue, numbered(1))
     go_on.set()
-    assert (await looking)["depth"] == 1  # as it was when it was asked
+    assert (await looking)["depth"] == 1  # as it was at the request
     assert (await shown_queue(house))["depth"] == 2
 
 
 async def test_others_have_their_turn_while_queues_are_listed(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: also where all is remembered, and nothing is waited for."""
+    """P9: This holds too if all is remembered, and nothing is waited for."""
     monkeypatch.setattr(fairness, "SLICE_S", 0.0)
     for number in range(20):
         await house.queue(f"q{number:02}")

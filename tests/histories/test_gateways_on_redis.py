@@ -34,17 +34,17 @@ TOKEN = TokenRecord(
 
 
 class Gateway(redis_gateways.Gateway):
-    """One of two, with consumers."""
+    """One of two gateways, with consumers."""
 
     async def consumer(self, group: Group, name: str, **options: Any) -> tuple[Session, Any]:
-        """A consumer of the group."""
+        """Join a consumer of the group."""
         session = Session(name, options.pop("linger_s", 0.0))
         subscribed = self.broker.groups.consumer(session, 1, self.find(), group, 1000, **options)
         await subscribed.join()
         return session, subscribed
 
     def owns(self, group: Group) -> set[int]:
-        """Partitions that are served here."""
+        """Return the partitions that are served here."""
         runtime = self.broker.groups.runtimes.get(group.group_id)
         slots = runtime.slots if runtime is not None else {}
         return {number for number, slot in slots.items() if not slot.delivery.draining}
@@ -52,14 +52,14 @@ class Gateway(redis_gateways.Gateway):
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    """A server of its own."""
+    """Server of its own."""
     with in_memory() as folder, single(binaries()[0], folder) as started:
         yield started
 
 
 @pytest.fixture
 async def gateways(node: Node, tmp_path: Path) -> AsyncIterator[list[Gateway]]:
-    """Two, over an empty server."""
+    """Two gateways over an empty server."""
     url = await emptied(node)
     async with AsyncExitStack() as stack:
         opened = []
@@ -73,7 +73,7 @@ async def gateways(node: Node, tmp_path: Path) -> AsyncIterator[list[Gateway]]:
 
 
 async def group_of(gateways: list[Gateway], **settings: Any) -> Group:
-    """A queue with a group, which both know."""
+    """Make a queue with a group, and wait until both gateways know it."""
     one, two = gateways
     queue = await one.queue(partitions=4)
     group, _ = await one.broker.put_group(
@@ -85,7 +85,7 @@ async def group_of(gateways: list[Gateway], **settings: Any) -> Group:
 
 
 async def publish(gateway: Gateway, count: int, first: int = 0) -> None:
-    """Messages of as many keys."""
+    """Publish `count` messages, each of its own key."""
     answers = await gateway.publish(
         gateway.find(), [message(n, f"k{n}") for n in range(first, first + count)]
     )
@@ -93,7 +93,7 @@ async def publish(gateway: Gateway, count: int, first: int = 0) -> None:
 
 
 async def test_two_gateways_serve_a_group_and_a_reader(gateways: list[Gateway]) -> None:
-    """R10, R20: what one publishes both push, each message once; a join moves half."""
+    """R10, R20: Both push what one publishes, each message once. A join moves half."""
     one, two = gateways
     group = await group_of(gateways)
     first, consumer = await one.consumer(group, "s1")
@@ -140,8 +140,8 @@ async def test_a_session_moves_and_its_gateway_goes_down(gateways: list[Gateway]
 async def test_a_server_that_was_killed_and_is_back_is_found_at_once(
     node: Node, gateways: list[Gateway]
 ) -> None:
-    """What stands to it from before does not count: the first change of each kind goes through, at
-    every gateway, and nothing that is there is gone for a moment."""
+    """Connections from before do not count. The first change of each kind goes through, at every
+    gateway, and no queue or group is missing for a moment."""
     one, two = gateways
     group = await group_of(gateways)
     _, member = await one.consumer(group, "s1")
@@ -169,7 +169,8 @@ async def test_a_server_that_was_killed_and_is_back_is_found_at_once(
 async def test_an_answer_says_which_gateway_it_is_of_and_which_others_there_are(
     gateways: list[Gateway],
 ) -> None:
-    """Sessions and counters are those of one: who adds them up knows whose are missing."""
+    """Sessions and counters are those of one gateway. A sum over gateways shows which ones are
+    missing."""
     names = [gateway.broker.groups.presence.gateway for gateway in gateways]
     await becomes(lambda: all(len(gateway.broker.gateways) == 2 for gateway in gateways))
     await group_of(gateways)
@@ -188,7 +189,7 @@ async def test_an_answer_says_which_gateway_it_is_of_and_which_others_there_are(
 
 
 async def test_a_gateway_that_beats_no_longer_is_taken_over_from(gateways: list[Gateway]) -> None:
-    """P6, P7: the metadata does not answer it; the storage does, and refuses what it settles."""
+    """P6, P7: The metadata does not answer it. The storage does, and refuses its settlements."""
     one, two = gateways
     group = await group_of(gateways)
     first, consumer = await one.consumer(group, "s1")
@@ -213,7 +214,8 @@ async def test_a_gateway_that_beats_no_longer_is_taken_over_from(gateways: list[
 async def test_what_lost_answers_leave_half_done_is_finished(
     gateways: list[Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1, R12: the catalog's half has happened; who asked knows nothing, and does not ask again."""
+    """P1, R12: The catalog's half has happened. The client knows nothing, and does not ask
+    again."""
     monkeypatch.setattr(agreement, "DUE_S", 0.2)
     one, two = gateways
     queue = await one.queue(partitions=2)

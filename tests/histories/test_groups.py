@@ -31,7 +31,7 @@ from tests.histories.mad_house import MadHouse, mad
 
 
 async def test_a_queue_made_anew_under_its_name_knows_nothing_of_the_old_one(house: House) -> None:
-    """R1: old acks, receipts, positions and ids mean nothing in it, and its groups are new."""
+    """R1: Old acks, receipts, positions and ids mean nothing in it, and its groups are new."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, [message(0, id="a"), message(1), message(2)])
@@ -65,7 +65,7 @@ async def test_a_queue_made_anew_under_its_name_knows_nothing_of_the_old_one(hou
 
 
 async def test_a_deleted_queue_stays_deleted_over_a_restart(durable_house: House) -> None:
-    """R1: and one made anew keeps its own id, groups and messages."""
+    """R1: A queue made later under its name keeps its own id, groups and messages."""
     house = durable_house
     queue = await house.queue()
     await house.group(queue)
@@ -84,8 +84,8 @@ async def test_a_deleted_queue_stays_deleted_over_a_restart(durable_house: House
 async def test_offsets_go_on_after_everything_is_trimmed_and_restarted(
     durable_house: House,
 ) -> None:
-    """R2: everything is settled and deleted, the process starts anew: the next offset is not 0,
-    and lies not below any cursor."""
+    """R2: Everything is settled and deleted, and the process starts again. The next offset is not
+    0, and not below any cursor."""
     house = durable_house
     queue = await house.queue()
     group = await house.group(queue)
@@ -104,17 +104,17 @@ async def test_offsets_go_on_after_everything_is_trimmed_and_restarted(
 
 
 async def test_the_first_subscribe_makes_a_group_at_the_earliest_message(house: House) -> None:
-    """R11: messages that were published before anybody subscribed are its own."""
+    """R11: Messages that were published before the first subscribe are its own."""
     queue = await house.queue(partitions=3)
     await house.publish(queue, [message(n, f"k{n}") for n in range(30)])
-    await house.broker.janitor.look()  # nobody subscribes yet: nothing goes
+    await house.broker.janitor.look()  # nobody subscribes yet, so nothing goes
     group = await house.group(queue)
     session, _ = await house.subscribe(queue, group)
     assert sorted(await session.get(30)) == list(range(30))
 
 
 async def test_a_group_starts_at_latest_or_at_a_time(house: House) -> None:
-    """R11: what was published before is not its own."""
+    """R11: Messages published before are not its own."""
     queue = await house.queue()
     await house.publish(queue, numbered(2))
     between_unix_ms = int(time.time() * 1000) + 2
@@ -131,8 +131,8 @@ async def test_a_group_starts_at_latest_or_at_a_time(house: House) -> None:
 
 
 async def test_a_group_is_durable_before_its_subscribe_is_answered(durable_house: House) -> None:
-    """R11, P1: accepted after the group was there, the message waits for it over a restart, and
-    where the group started stays."""
+    """R11, P1: A message accepted after the group was made waits for it over a restart. The start
+    of the group stays the same."""
     house = durable_house
     queue = await house.queue()
     await house.publish(queue, [message("before")])
@@ -146,7 +146,8 @@ async def test_a_group_is_durable_before_its_subscribe_is_answered(durable_house
 
 
 async def test_consumers_that_make_a_group_together_share_it(house: House) -> None:
-    """R11: three first subscribes at once: one group, each message once."""
+    """R11: Three first subscribes come at once. They make one group, and each message comes
+    once."""
     queue = await house.queue(partitions=6)
     await house.publish(queue, [message(n, f"k{n}") for n in range(60)])
 
@@ -161,7 +162,7 @@ async def test_consumers_that_make_a_group_together_share_it(house: House) -> No
 
 
 async def test_a_subscribe_that_overtakes_the_making_of_the_group_is_served(house: House) -> None:
-    """R11: the catalog has the group, the storage not yet: whoever subscribes now waits for it."""
+    """R11: The catalog has the group, and the storage does not yet. A subscribe waits for it."""
     queue = await house.queue()
     await house.publish(queue, numbered(2))
     group, _ = await house.broker.metadata.put_group(ANYBODY, queue, "billing", GroupSettings())
@@ -170,8 +171,8 @@ async def test_a_subscribe_that_overtakes_the_making_of_the_group_is_served(hous
 
 
 async def test_acks_from_before_a_seek_do_not_count(house: House) -> None:
-    """A seek fences: what is in flight is revoked, its acks are stale, and the group starts where
-    it was sent, with attempts forgotten."""
+    """A seek fences. Deliveries in flight are revoked, and their acks are stale. The group starts
+    where it was sent, with attempts forgotten."""
     queue = await house.queue(retention_s=3600)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -199,7 +200,7 @@ async def test_acks_from_before_a_seek_do_not_count(house: House) -> None:
     ],
 )
 async def test_a_group_is_sent_anywhere(house: House, to: SeekTo, expected: list[int]) -> None:
-    """R11: to the end, an offset, a time; without a consumer there, and over all partitions."""
+    """R11: It goes to the end, an offset or a time, without a consumer and over all partitions."""
     queue = await house.queue(retention_s=3600)
     group = await house.group(queue)
     await house.publish(queue, numbered(4))
@@ -210,8 +211,8 @@ async def test_a_group_is_sent_anywhere(house: House, to: SeekTo, expected: list
 
 
 async def test_members_of_a_deleted_group_hear_of_it(house: House) -> None:
-    """R11: what they hold is revoked, an error names the subscription, nothing comes any more; a
-    group made anew under the name is another one, and the other group goes on."""
+    """R11: Their deliveries are revoked, an error names the subscription, and nothing comes any
+    more. A later group of that name is another one, and the other group goes on."""
     queue = await house.queue(retention_s=3600)
     group, other = await house.group(queue), await house.group(queue, "other")
     session, consumer = await house.subscribe(queue, group)
@@ -245,7 +246,7 @@ async def test_members_of_a_deleted_group_hear_of_it(house: House) -> None:
 async def test_a_subscribe_to_a_group_that_is_being_deleted_is_refused_or_told(
     house: House,
 ) -> None:
-    """R11: never a consumer that silently gets nothing."""
+    """R11: It never becomes a consumer that silently gets nothing."""
     queue = await house.queue()
     for _ in range(20):
         group = await house.group(queue)
@@ -264,7 +265,8 @@ async def test_a_subscribe_to_a_group_that_is_being_deleted_is_refused_or_told(
 async def test_who_comes_as_its_group_is_deleted_leaves_nothing_running(
     house: House, goes: str
 ) -> None:
-    """R11: a subscribe or a pull at any moment of the deletion; nobody would end what it began."""
+    """R11: A subscribe or a pull comes at any moment of the deletion. Nothing else would end what
+    it began."""
     groups, pulls = house.broker.groups, house.broker.pulls
 
     async def come(queue: Queue, group: Group, after: int) -> None:
@@ -296,8 +298,8 @@ async def test_who_comes_as_its_group_is_deleted_leaves_nothing_running(
 
 
 async def test_a_crowd_that_joins_and_leaves_is_a_few_writes_of_the_row(house: House) -> None:
-    """R14: a thousand sessions come back at once, as behind a restart, and go; who has left before
-    it had joined never does. What that costs is some rows, not one for each."""
+    """R14: A thousand sessions come back at once, as after a restart, and leave. One that left
+    before it had joined never joins. That costs some rows, not one for each."""
     queue = await house.queue(partitions=8)
     group = await house.group(queue)
     steady, owner = await house.subscribe(queue, group)
@@ -325,8 +327,8 @@ async def test_a_crowd_that_joins_and_leaves_is_a_few_writes_of_the_row(house: H
 
 
 async def test_whoever_is_gone_at_once_is_given_no_partition(house: House) -> None:
-    """R14, R20: consumers that join and leave one after the other move nothing, and one that stays
-    is given its share; where nobody else is left to work, at once."""
+    """R14, R20: Consumers that join and leave one after the other move nothing. One that stays is
+    given its share, at once if no other consumer is left."""
     queue = await house.queue(partitions=8)
     group = await house.group(queue)
     _, owner = await house.subscribe(queue, group)
@@ -347,8 +349,8 @@ async def test_whoever_is_gone_at_once_is_given_no_partition(house: House) -> No
 
 
 async def test_a_session_that_has_ended_never_joins(house: House) -> None:
-    """R14: whoever said `subscribe` and is gone before it was his turn takes no place in the group,
-    and a reader leaves nothing behind."""
+    """R14: A session that sent `subscribe` and ended before its turn takes no place in the group. A
+    reader leaves nothing."""
     queue = await house.queue(partitions=8)
     group = await house.group(queue)
     steady, owner = await house.subscribe(queue, group)
@@ -377,8 +379,8 @@ async def test_a_session_that_has_ended_never_joins(house: House) -> None:
 
 
 async def test_partitions_that_do_not_move_never_pause(house: House) -> None:
-    """R14, R20: consumers join and leave all the time while messages flow: order per key is kept,
-    nothing is lost, and a partition that stays with its owner keeps its epoch."""
+    """R14, R20: Consumers join and leave all the time while messages flow. Order per key is kept,
+    and nothing is lost. A partition that stays with its owner keeps its epoch."""
     queue = await house.queue(partitions=8)
     group = await house.group(queue, lease_s=30)
     steady, owner = await house.subscribe(queue, group, credit=10_000)
@@ -388,7 +390,7 @@ async def test_partitions_that_do_not_move_never_pause(house: House) -> None:
     total = 0
 
     def work() -> int:
-        """Every consumer acks what it has been given. Returns how many came for the first time."""
+        """Let every consumer ack its deliveries. Return how many came for the first time."""
         nonlocal acked
         for session, consumer in sessions:
             fresh = session.frames[seen.get(session, 0) :]
@@ -438,7 +440,7 @@ async def test_partitions_that_do_not_move_never_pause(house: House) -> None:
 
 
 async def test_a_group_whose_members_all_left_waits_for_the_next(house: House) -> None:
-    """P1: nothing is lost, and nothing is done, in between."""
+    """P1: Nothing is lost, and nothing is done, in between."""
     queue = await house.queue(partitions=2)
     group = await house.group(queue)
     for turn in range(5):
@@ -455,18 +457,18 @@ async def test_a_group_whose_members_all_left_waits_for_the_next(house: House) -
 
 
 def has_slots(runtime: GroupRuntime, count: int) -> bool:
-    """Whether so many partitions are served here."""
+    """Return whether `count` partitions are served here."""
     return len(runtime.slots) == count
 
 
 def is_alone(runtime: GroupRuntime, name: str) -> bool:
-    """Whether every partition is this consumer's."""
+    """Return whether every partition is this consumer's."""
     return {*runtime.row.assignment.values()} == {name}
 
 
 @mad
 async def test_who_leaves_as_the_row_was_written_is_taken_out_of_it(house: MadHouse) -> None:
-    """P6: a crowd leaves, one of them so many turns of the loop behind a write of the row."""
+    """P6: A crowd leaves. One of them does so some turns of the loop after a write of the row."""
     for turns in range(8):
         queue = await house.queue(f"orders-{turns}", partitions=4)
         group = await house.group(queue)

@@ -1,5 +1,5 @@
-"""What healthy brokers log of any history agrees with itself, by an oracle of its own; and the
-histories have in them what a rougher rule takes for a fault."""
+"""Logs of healthy brokers agree with themselves in any history, by an independent oracle. The
+histories contain cases that a rougher rule takes for a fault."""
 
 import os
 from pathlib import Path
@@ -17,8 +17,8 @@ SEEDS = range(200 if SOAK else 4)
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_log_agrees_with_itself(name: str, folder: Path) -> None:
-    """P1, P5: each position has as many messages open as are not settled below it, and what is
-    settled was given, once."""
+    """P1, P5: Each position has as many messages open as are not settled below it. Every settled
+    message was given, once."""
     log = Log(read_log(logs_of(name, HEALTHY[name], 1, folder)))
     assert log.faults() == []
     assert log.epochs
@@ -32,7 +32,7 @@ def test_any_healthy_log_agrees_with_itself(seed: int, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["behind_at_its_stop", "left_parked", "paused", "one_hot_key"])
 def test_a_group_that_is_behind_has_passed_messages_over(name: str, folder: Path) -> None:
-    """A rule that takes each message for lost that was passed over accuses these."""
+    """A rule that takes each passed-over message for lost accuses these."""
     assert passed_over(Log(read_log(logs_of(name, HEALTHY[name], 1, folder))))
 
 
@@ -40,7 +40,7 @@ def test_a_group_that_is_behind_has_passed_messages_over(name: str, folder: Path
 def test_a_fault_has_its_place_in_a_log_that_is_whole(
     fault: str, history: str, folder: Path
 ) -> None:
-    """Whoever reads the files sees nothing but the fault."""
+    """The files show nothing but the fault."""
     case = planted_case(folder, fault, history, seed=1)
     planted = case.planted
     assert planted is not None

@@ -1,4 +1,4 @@
-"""Histories of keys that wait and of what is in flight, as they are listed."""
+"""Histories of the lists of keys that wait and of deliveries in flight."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from tests.histories.house import House, delivery, eventually, message
 
 
 async def held(house: House, queue: Queue, group: Group) -> dict[str | None, HeldKey]:
-    """Every key that waits, by its text."""
+    """Return every key that waits, by its text."""
     found = await house.broker.waiting_keys.list_keys(queue, group, 1000, None)
     assert (found.next, found.left_out) == (None, 0)
     keys = [(key.partition, key.key_hash) for key in found.keys]
@@ -27,19 +27,19 @@ async def held(house: House, queue: Queue, group: Group) -> dict[str | None, Hel
 
 
 async def leases(house: House, queue: Queue, group: Group) -> list[Lease]:
-    """Everything that is in flight."""
+    """Return everything that is in flight."""
     found = await house.broker.waiting_keys.list_leases(queue, group, 1000, None)
     assert found.next is None
     return found.leases
 
 
 async def gone(house: House, group: Group) -> None:
-    """Nobody owns anything of the group here."""
+    """Wait until no consumer owns a partition of the group here."""
     await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
 
 
 async def test_keys_that_wait_are_listed_with_their_reasons(house: House) -> None:
-    """While somebody owns the partition, and then as it is durable."""
+    """They are listed while a consumer owns the partition, and then from the durable state."""
     queue = await house.queue(
         partitions=3, on_exhausted="park", attempts_max=2, backoff_s=60, backoff_max_s=60
     )
@@ -107,7 +107,7 @@ async def test_what_stands_behind_a_pull_says_behind_what(house: House) -> None:
 async def test_lists_of_keys_go_on_where_they_ended(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: by count, and by what telling their texts reads."""
+    """P9: The bounds are the count, and the reads of the keys' texts."""
     queue = await house.queue(partitions=3, backoff_s=60, backoff_max_s=60)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -145,7 +145,8 @@ async def test_lists_of_keys_go_on_where_they_ended(
 
 
 def assert_alike(found: Sequence[Lease], listed: Sequence[Lease]) -> None:
-    """The same, but that a time of the wall, made of the loop's, may come out 1 ms later."""
+    """Check that both are the same. A wall time made of the loop's may differ by a few
+    milliseconds."""
     for one, other in zip(found, listed, strict=True):
         assert abs(one.given_unix_ms - other.given_unix_ms) <= 2
         assert abs(one.lease_until_unix_ms - other.lease_until_unix_ms) <= 2
