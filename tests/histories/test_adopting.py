@@ -353,7 +353,7 @@ async def test_a_seek_ends_what_was_held(durable_house: House) -> None:
     assert [body for _, body, _ in await back.given(1)] == [0]
 
 
-# --- Who waits for whom -------------------------------------------------------------------------
+# --- Waiting for a client -----------------------------------------------------------------------
 
 
 async def test_who_does_not_come_in_time_is_not_waited_for(durable_house: House) -> None:

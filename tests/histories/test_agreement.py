@@ -47,7 +47,7 @@ async def settled_messages_go(gateway: Gateway, group: Group) -> bool:
     return state.messages == 0
 
 
-# --- What was dropped -----------------------------------------------------------------------------
+# --- Deletions ------------------------------------------------------------------------------------
 
 
 @town(2)
@@ -138,7 +138,7 @@ async def test_what_the_storage_could_not_drop_is_dropped_when_it_can(house: Mad
     assert await house.storage.real.cursors(queue.queue_id, group.group_id) == []
 
 
-# --- What is to be made ---------------------------------------------------------------------------
+# --- Creations ------------------------------------------------------------------------------------
 
 
 @town(2)
@@ -280,7 +280,7 @@ async def test_a_group_that_others_have_to_make_begins_as_was_asked(town: Town) 
     making.cancel()
 
 
-# --- What is not seen for a moment ----------------------------------------------------------------
+# --- Short absences -------------------------------------------------------------------------------
 
 
 def failing_times(house: MadHouse, change: str, error: Exception, times: int) -> list[str]:

@@ -174,7 +174,7 @@ class History:
             self.groups[name] = await self.house.group(self.queue, name, on_exhausted=how)
             self.models[name] = Model(parks=how == "park")
 
-    # --- What happens --------------------------------------------------------------------------
+    # --- Steps ---------------------------------------------------------------------------------
 
     async def publish(self) -> None:
         keys = [self.random.choice(KEYS) for _ in range(self.random.randint(1, 6))]

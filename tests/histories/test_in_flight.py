@@ -1,4 +1,5 @@
-"""Histories of a client that grants credit and does not settle: what it holds has a bound (P9)."""
+"""Histories of a client that grants credit and does not settle. The deliveries that it holds have a
+bound (P9)."""
 
 import asyncio
 from typing import Any
@@ -10,23 +11,24 @@ from metadata.catalog import ANYBODY
 from tests.histories.house import House, Session, delivery, eventually, message
 
 FULL = 5
-"""What a subscription may hold here."""
+"""Number of deliveries that a subscription may hold here."""
 
 
 @pytest.fixture(autouse=True)
 def _tight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A low bound, and no cursor write, which would wake up everybody, comes by itself."""
+    """Set a low bound, and put off cursor writes, which would wake up all consumers."""
     monkeypatch.setattr("push.limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX", FULL)
     monkeypatch.setattr("gateway.delivery.cursor_writer.FLUSH_AFTER_S", 60)
 
 
 def waits_for(consumer: Consumer) -> set[str]:
-    """What its partitions wait for."""
+    """Return the reasons for which its partitions wait."""
     return {slot.blocked for slot in consumer.slots.values()}
 
 
 async def full(house: House, **settings: Any) -> tuple[Session, Consumer]:
-    """A subscription with credit, that holds what it may; three more messages wait for room."""
+    """Return a subscription with credit that holds as much as it may. Three more messages wait for
+    room."""
     queue = await house.queue(attempts_max=0)
     group = await house.group(queue, **settings)
     session, consumer = await house.subscribe(queue, group)
@@ -36,7 +38,7 @@ async def full(house: House, **settings: Any) -> tuple[Session, Consumer]:
 
 
 def held_at_most(session: Session) -> int:
-    """The most that it ever held, had it settled nothing."""
+    """Return the largest number of deliveries that it would have held, had it settled none."""
     held = most = 0
     for frame in session.frames:
         if frame["type"] == "push":
@@ -52,7 +54,8 @@ def held_at_most(session: Session) -> int:
 
 
 async def test_what_a_subscription_holds_is_bounded_whatever_it_grants(house: House) -> None:
-    """P9: in sum over its partitions; one less than the bound, and it is given one more."""
+    """P9: The bound is on the sum over its partitions. At one less than the bound it is given one
+    more."""
     queue = await house.queue(partitions=4)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -70,7 +73,7 @@ async def test_what_a_subscription_holds_is_bounded_whatever_it_grants(house: Ho
 
 
 async def test_another_subscription_of_the_session_has_a_bound_of_its_own(house: House) -> None:
-    """P9: and who holds all that it may holds up nobody else."""
+    """P9: A subscription that holds as much as it may holds up no other."""
     session, _ = await full(house)
     other = await house.queue("other")
     group = await house.group(other)
@@ -81,7 +84,7 @@ async def test_another_subscription_of_the_session_has_a_bound_of_its_own(house:
 
 @pytest.mark.parametrize("how", ["ack", "confirmed", "in part", "nack"])
 async def test_a_full_subscription_goes_on_when_it_settles(house: House, how: str) -> None:
-    """P9: at once, with as many as it has settled or returned, and no more credit."""
+    """P9: It goes on at once, with as many as it has settled or returned, and no more credit."""
     session, consumer = await full(house)
     first, second = (place for place, _, _ in session.given[:2])
     if how == "ack":
@@ -101,14 +104,15 @@ async def test_a_full_subscription_goes_on_when_it_settles(house: House, how: st
 
 
 async def test_a_full_subscription_goes_on_when_leases_end(house: House) -> None:
-    """P9, P6: what it never settles comes back, and again it is given as much as it may hold."""
+    """P9, P6: Deliveries that it never settles come back. Again it is given as much as it may
+    hold."""
     session, _ = await full(house, lease_s=0.05)
     await session.take(3 * FULL)
     assert held_at_most(session) == FULL
 
 
 async def test_a_full_subscription_goes_on_after_a_seek(house: House) -> None:
-    """P9: what it held no longer counts."""
+    """P9: Deliveries of before no longer count."""
     session, consumer = await full(house)
     queue = house.find()
     await house.broker.seek_group(ANYBODY, queue, "billing", "earliest")
@@ -117,7 +121,7 @@ async def test_a_full_subscription_goes_on_after_a_seek(house: House) -> None:
 
 
 async def test_at_most_once_holds_nothing(house: House) -> None:
-    """R23: what is settled before it is pushed takes no room."""
+    """R23: A message settled before it is pushed takes no room."""
     session, consumer = await full(house, semantics="at_most_once")
     await session.take(FULL + 3)
     assert consumer.unsettled() == 0
@@ -126,8 +130,8 @@ async def test_at_most_once_holds_nothing(house: House) -> None:
 async def test_what_is_pulled_and_not_settled_is_bounded(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: all pulls of the group together; the one that finds no room waits, and is answered when
-    one of them is settled."""
+    """P9: The bound is on all pulls of the group together. A pull that finds no room waits, and is
+    answered when one message is settled."""
     monkeypatch.setattr("push.limits.IN_FLIGHT_PULLED_MAX", FULL)
     queue = await house.queue(partitions=4)
     group = await house.group(queue)
@@ -135,7 +139,7 @@ async def test_what_is_pulled_and_not_settled_is_bounded(
     pull = house.broker.pulls.pull
     pulled = await pull(queue, group, FULL - 1, 1)
     async with asyncio.timeout(5):
-        while len(pulled) < FULL:  # a pull is answered with what there is: partitions open in turn
+        while len(pulled) < FULL:  # a pull does not wait to be full, and partitions open in turn
             pulled += await pull(queue, group, 10, 1)
     assert len(pulled) == FULL
     assert await pull(queue, group, 10, 0) == []

@@ -1,5 +1,5 @@
-"""What one level, or one primary of a Cluster, cannot do costs those who wait for it, and nobody
-else (`push.storage_port.Lane`)."""
+"""Histories of one level, or one primary of a Cluster, that fails. Only publishers that wait for it
+suffer (`push.storage_port.Lane`)."""
 
 import asyncio
 from collections import Counter
@@ -33,14 +33,17 @@ AWAY_S = 1.0
 
 
 class Partly(QuietShard):
-    """A store of which something is away: `away` says it of (key, level). Acts there are Unknown
-    after AWAY_S, and doubts of their lane, as `storage.redis.pipeline.ReplicatedPipeline` has it;
-    others are met in WELL_S. Queues whose names begin differently are at different primaries."""
+    """Store of which something is away: `away` says it of (key, level).
+
+    Acts there are Unknown after AWAY_S, and doubts of their lane, as in
+    `storage.redis.pipeline.ReplicatedPipeline`. Other acts are answered after WELL_S. Queues whose
+    names begin differently are at different primaries.
+    """
 
     def __init__(self, away: Callable[[str, Durability], bool]) -> None:
         self.away = away
         self.is_behind = False
-        """What is appended comes behind something that is not certified."""
+        """Whether appended records come after one that is not certified."""
         self._doubts: Counter[int] = Counter()
         self._ends: Counter[str] = Counter()
         self.looks: Counter[str] = Counter()
@@ -91,12 +94,12 @@ def storage_of(shard: Partly, tails_s: float = 1000) -> RedisStorage:
 
 
 def a_replica(_key: str, level: Durability) -> bool:
-    """It is away: the level `all` is not met."""
+    """Return whether this level needs the replica that is away. Only `all` does."""
     return level == "all"
 
 
 def one_primary(key: str, _level: Durability) -> bool:
-    """That one of which the queues' names begin with b."""
+    """Return whether the primary of the queues whose names begin with b has this key."""
     return key == queue_key("b") or key.startswith("{b")
 
 
@@ -113,12 +116,12 @@ def queue(name: str, level: Durability) -> Queue:
 
 
 async def nowhere(queue: Queue) -> Queue:
-    """No queue is deleted here."""
+    """Fail, because no queue is deleted here."""
     raise AssertionError(queue)
 
 
 class Town:
-    """A publisher over such a store."""
+    """Publisher over such a store."""
 
     def __init__(
         self, shard: Partly, storage: RedisStorage | None = None, tail: Tail | None = None
@@ -133,7 +136,7 @@ class Town:
         )
 
     def submit(self, to: Queue, count: int = 1, **more: Any) -> "asyncio.Future[list[str]]":
-        """What becomes of each message."""
+        """Publish, and return the outcome of each message."""
         done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         messages = [message(number, "k") for number in range(count)]
         self.publisher.submit(
@@ -154,9 +157,9 @@ def said_of(answer: PendingPublish) -> list[str]:
 def test_those_who_do_not_need_it_publish_on(
     away: Callable[[str, Durability], bool], others: str
 ) -> None:
-    """README, the table of levels: `local` while a replica is away: goes on. deploy/redis: when
-    some slots have no primary, the others go on. At once, too, whatever others ask for in vain:
-    publishes, or what a gateway does in the background at the level `all`."""
+    """README, the table of levels: `local` goes on while a replica is away. deploy/redis: when some
+    slots have no primary, the others go on. They do so at once, even if others ask in vain:
+    publishes, or background work of a gateway at the level `all`."""
 
     async def main() -> None:
         town = Town(Partly(away))
@@ -192,7 +195,7 @@ def test_those_who_do_not_need_it_publish_on(
 
 
 def test_what_waits_in_vain_leaves_room_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P9: twenty queues have as much waiting as there may be; who publishes elsewhere has room."""
+    """P9: Twenty queues have as much waiting as is allowed. A publish to another queue has room."""
     monkeypatch.setattr(limits, "PENDING_MESSAGES_MAX", 1000)
 
     async def main() -> None:
@@ -213,8 +216,8 @@ def test_what_waits_in_vain_leaves_room_to_the_others(monkeypatch: pytest.Monkey
 
 
 def test_what_comes_behind_hears_first_when_the_level_is_changed() -> None:
-    """R7: message 0 waits for a replica that is away, somebody lowers the queue's level, and
-    message 1 would be stored at once: it is not, until 0 is there."""
+    """R7: Message 0 waits for a replica that is away, and then the queue's level is lowered.
+    Message 1 could be stored at once, and is not, until 0 is stored."""
 
     async def main() -> None:
         shard = Partly(a_replica)
@@ -237,8 +240,8 @@ def test_what_comes_behind_hears_first_when_the_level_is_changed() -> None:
 
 
 def test_what_is_not_certified_yet_is_given_to_nobody() -> None:
-    """R10: stored at the level `local` behind something whose copies cannot be counted now: its
-    producer is answered, and who follows waits."""
+    """R10: It is stored at the level `local` after a record whose copies cannot be counted now. Its
+    producer is answered, and followers wait."""
 
     async def main() -> None:
         shard = Partly(a_replica)
@@ -264,7 +267,7 @@ def test_what_is_not_certified_yet_is_given_to_nobody() -> None:
 
 
 class Acks:
-    """Who has a cursor to write, as a slot does."""
+    """Writer of a cursor, like a slot."""
 
     def __init__(self, queue_id: str, number: int = 0) -> None:
         self.place = CursorPlace("g", Partition(queue_id, number))
@@ -282,7 +285,7 @@ class Acks:
 
 
 def test_acks_of_other_shards_are_confirmed_while_one_is_down() -> None:
-    """deploy/redis/README.md: when some slots have no primary, the others go on."""
+    """deploy/redis/README.md: When some slots have no primary, the others go on."""
 
     async def main() -> None:
         shard = Partly(one_primary)
@@ -317,7 +320,8 @@ def test_reads_do_not_wait_for_those_of_a_primary_that_is_down() -> None:
 
 
 def test_ends_are_looked_at_while_one_primary_is_down() -> None:
-    """R10: a wake-up that got lost comes with the next look, not when forty others have failed."""
+    """R10: A wake-up that got lost comes with the next look. It does not wait until forty others
+    have failed."""
 
     async def main() -> None:
         shard = Partly(one_primary)

@@ -1,5 +1,6 @@
-"""Histories of acks that come too late: what they name was settled by no ack, but went to the dead
-letters, was skipped, sought past or purged (R21). Each is stale, for as long as anybody may ask."""
+"""Histories of acks that come too late. No ack has settled the message; it went to the dead
+letters, or was skipped, sought past or purged (R21). Each such ack is stale, however late it
+comes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,7 +26,7 @@ Ends = Callable[[House, Queue, Group, Consumer, Place], Awaitable[None]]
 async def exhausted(
     house: House, queue: Queue, group: Group, consumer: Consumer, place: Place
 ) -> None:
-    """Its last attempt fails."""
+    """Let its last attempt fail."""
     consumer.nack(delivery(place), None, None)
     await dead_lettered(house)
 
@@ -33,7 +34,7 @@ async def exhausted(
 async def expired(
     house: House, queue: Queue, group: Group, consumer: Consumer, place: Place
 ) -> None:
-    """Its time is over while it waits to be tried again."""
+    """Let its time end while it waits for a retry."""
     consumer.nack(delivery(place), 0.3, None)
     await dead_lettered(house)
 
@@ -41,7 +42,7 @@ async def expired(
 async def skipped(
     house: House, queue: Queue, group: Group, consumer: Consumer, place: Place
 ) -> None:
-    """It is parked, and an operator puts it away."""
+    """Let it be parked, and skip it as an operator."""
     consumer.nack(delivery(place), None, None)
     await house.broker.cursor_writer.drain()
     assert await house.confirm(consumer, delivery(place)) == (0, 1), "parked"
@@ -52,19 +53,19 @@ async def skipped(
 async def sought(
     house: House, queue: Queue, group: Group, consumer: Consumer, place: Place
 ) -> None:
-    """The group goes on behind it."""
+    """Move the group past it."""
     await house.broker.seek_group(ANYBODY, queue, group.name, "latest")
 
 
 async def purged(
     house: House, queue: Queue, group: Group, consumer: Consumer, place: Place
 ) -> None:
-    """The group is emptied."""
+    """Empty the group."""
     await house.broker.upkeep.purge(ANYBODY, queue, group.name)
 
 
 async def dead_lettered(house: House, count: int = 1) -> None:
-    """So many have arrived in the dead letters, and are settled durably."""
+    """Wait until `count` messages have arrived in the dead letters, and are settled durably."""
     await eventually(lambda: house.broker.dead_letters.moved_total == count)
     await house.broker.cursor_writer.drain()
 
@@ -80,14 +81,14 @@ WAYS: dict[str, tuple[Ends, dict[str, Any]]] = {
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> tuple[Ends, dict[str, Any]]:
-    """How a message ends that was given, and what its queue has to say for that."""
+    """Way in which a delivered message ends, and the settings of its queue for that."""
     return WAYS[request.param]
 
 
 async def given(
     house: House, count: int = 1, **settings: Any
 ) -> tuple[Queue, Group, Session, Consumer, list[Place]]:
-    """So many messages of the key `k`, given to a consumer, that do not live for long."""
+    """Publish `count` short-lived messages of the key `k`, and give them to a consumer."""
     queue = await house.queue(**settings)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -110,7 +111,7 @@ async def test_a_late_ack_of_what_no_ack_has_settled_is_stale(
 
 
 async def test_a_late_ack_by_receipt_is_stale_too(house: House) -> None:
-    """R21, R24: nacked for the last time; or its lease has ended for the last time."""
+    """R21, R24: It was nacked for the last time, or its lease has ended for the last time."""
     queue = await house.queue(attempts_max=1)
     group = await house.group(queue, lease_s=0.1)
     await house.publish(queue, [message(0, "a"), message(1, "b")])
@@ -124,7 +125,7 @@ async def test_a_late_ack_by_receipt_is_stale_too(house: House) -> None:
 
 
 async def test_an_ack_of_what_is_dying_is_stale_already(house: House) -> None:
-    """R21: the dead letters cannot be written yet; nothing is said that has to be taken back."""
+    """R21: The dead letters cannot be written yet. No answer has to be taken back."""
     is_shut, moved = asyncio.Event(), house.broker.dead_letters.move
 
     async def move(slot: OwnedPartition) -> None:
@@ -143,7 +144,7 @@ async def test_an_ack_of_what_is_dying_is_stale_already(house: House) -> None:
 
 
 async def test_what_an_ack_settled_is_settled_again_beside_what_died(house: House) -> None:
-    """R21: offset by offset, in one range, in every later answer."""
+    """R21: This holds offset by offset, in one range, in every later answer."""
     queue = await house.queue(attempts_max=1)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -157,7 +158,8 @@ async def test_what_an_ack_settled_is_settled_again_beside_what_died(house: Hous
 
 
 async def test_who_was_away_when_it_died_does_not_hold_it_any_more(house: House) -> None:
-    """R17, R22: over a lost transport; the answer to `held` names it, so its handler is stopped."""
+    """R17, R22: The client had lost its transport. The answer to `held` names the message, so its
+    handler is stopped."""
     _, _, _, consumer, (place,) = await given(house, attempts_max=1)
     consumer.suspend()
     consumer.start(delivery(place))
@@ -172,7 +174,8 @@ async def test_who_was_away_when_it_died_does_not_hold_it_any_more(house: House)
 async def test_what_died_before_a_restart_is_not_called_settled_after_it(
     durable_house: House,
 ) -> None:
-    """R21, R22: the storage tells what no ack has settled. What one has, is settled still."""
+    """R21, R22: The storage knows which messages no ack has settled. Those that an ack has settled
+    are settled still."""
     house = durable_house
     client = await holding(house, 2, keys=2)
     dead, done = places(client)
@@ -197,7 +200,7 @@ async def test_what_died_before_a_restart_is_not_called_settled_after_it(
 
 
 async def test_an_ack_through_another_gateway_of_what_died_is_stale(two: Make) -> None:
-    """R21, R24: its owner judges it, and when that has gone, who comes after it."""
+    """R21, R24: Its owner judges it, and after that owner the next one."""
     here = await two()
     await here.a.publish(here.queue, [message(0, "a")])
     attempts = here.queue.settings.attempts_max
@@ -216,8 +219,8 @@ async def test_an_ack_through_another_gateway_of_what_died_is_stale(two: Make) -
 async def test_a_letter_about_what_died_under_an_owner_of_before_is_answered_stale(
     two: Make,
 ) -> None:
-    """R21, R24: who looks it up sees that no ack has settled it; an ack beside it may have counted,
-    and its answer was lost."""
+    """R21, R24: A lookup shows that no ack has settled it. An ack of the same moment may have
+    counted, and its answer was lost."""
     here = await two()
     await here.a.publish(here.queue, [message(0, "a"), message(1, "b", ttl_s=0.2)])
     done, dead = await here.pull()
@@ -228,7 +231,7 @@ async def test_a_letter_about_what_died_under_an_owner_of_before_is_answered_sta
     pulls = here.a.broker.pulls
     await pulls.ack(here.queue, here.group, [done.receipt])
     await pulls.nack(here.queue, here.group, [dead.receipt], 0.3)
-    assert await here.pull(wait_s=1) == []  # who asks for it is told that it is too old
+    assert await here.pull(wait_s=1) == []  # a pull finds that it has expired
     await eventually(lambda: here.a.broker.dead_letters.moved_total == 1)
     await here.a.restart()
     here.queue, here.group = await here.a.learn()

@@ -1,5 +1,5 @@
-"""Histories of settlements that reach another gateway than the owner's (R24): A pulls, so that it
-owns everything, and B gets the acks. A real store between them, one engine for all."""
+"""Histories of settlements that reach another gateway than the owner's (R24). A pulls, so that it
+owns everything, and B gets the acks. One real store of one engine is between them."""
 
 import asyncio
 import logging
@@ -28,14 +28,14 @@ from tests.servers.node import Node
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
-    """A server for all histories here; kill -9 and power loss are not theirs."""
+    """Server for all histories of this module. Kill -9 and power loss are not tested here."""
     with a_server() as started:
         yield started
 
 
 @dataclass
 class Two:
-    """Two gateways, a queue and a group that both know. A owns what is pulled."""
+    """Two gateways, and a queue and a group that both know. A owns what is pulled."""
 
     a: Gateway
     b: Gateway
@@ -44,33 +44,33 @@ class Two:
 
     @property
     def place(self) -> CursorPlace:
-        """Of partition 0."""
+        """Return the place of partition 0."""
         return CursorPlace(self.group.group_id, Partition(self.queue.queue_id, 0))
 
     @property
     def inbox(self) -> Inbox:
-        """As B sees it."""
+        """Return the inbox as B sees it."""
         found = self.b.broker.storage.inbox
         assert found is not None
         return found
 
     @property
     def owner_server(self) -> OwnerServer:
-        """Those that A takes letters from."""
+        """Return the server through which A takes letters."""
         found = self.a.broker.owner_server
         assert found is not None
         return found
 
     async def pull(self, count: int = 10, wait_s: float = 2) -> list[PulledMessage]:
-        """Through A."""
+        """Pull through A."""
         return await pull(self.a, self.queue, self.group, count, wait_s)
 
     async def ack(self, *receipts: str) -> PullSettled:
-        """Through B."""
+        """Ack through B."""
         return await self.b.broker.pulls.ack(self.queue, self.group, list(receipts))
 
     async def lag(self) -> int:
-        """Durably, as A tells."""
+        """Return the durable lag that A reports."""
         return await self.a.lag(self.queue, self.group)
 
 
@@ -79,7 +79,7 @@ Make = Callable[..., Awaitable[Two]]
 
 @pytest.fixture
 async def two(node: Node, folder: Path) -> AsyncIterator[Make]:
-    """Makes them."""
+    """Factory of two gateways with their queue and group."""
     unexpected: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: unexpected.append(context))
@@ -94,7 +94,7 @@ async def two(node: Node, folder: Path) -> AsyncIterator[Make]:
         queue = await a.queue(partitions=partitions)
         group = await a.group(queue)
         await b.learn()
-        # shorter than the catalog takes it, which is how A's pulls come to know it
+        # shorter than the catalog takes, which is how A's pulls come to know it
         settings_now = msgspec.structs.replace(group.settings, lease_s=lease_s)
         return Two(a, b, queue, msgspec.structs.replace(group, settings=settings_now))
 
@@ -104,12 +104,12 @@ async def two(node: Node, folder: Path) -> AsyncIterator[Make]:
     assert not unexpected, unexpected
 
 
-# --- What comes of them -------------------------------------------------------------------------
+# --- Outcomes -----------------------------------------------------------------------------------
 
 
 async def timely_ack(here: Two) -> PulledMessage:
-    """The ack comes through B while A's lease lasts: its key is open again at once, and nothing is
-    left to come again when the lease would have ended."""
+    """Ack through B while A's lease lasts. The key is open again at once, and nothing comes again
+    when the lease would have ended."""
     await here.a.publish(here.queue, numbered(2))
     (one,) = await here.pull(1)
     done = await here.ack(one.receipt)
@@ -123,8 +123,8 @@ async def timely_ack(here: Two) -> PulledMessage:
 
 
 async def test_an_ack_through_another_gateway_settles_at_the_owner(two: Make) -> None:
-    """R24. [The ack through G2 is durable; G1's timer redelivers.] And the owner who comes after a
-    restart knows it, too."""
+    """R24. [The ack through G2 is durable; G1's timer redelivers.] The owner after a restart knows
+    it, too."""
     here = await two(lease_s=0.7)
     one = await timely_ack(here)
     done = await here.ack(one.receipt)  # settled again, under the same epoch (R21)
@@ -139,7 +139,7 @@ async def test_an_ack_through_another_gateway_settles_at_the_owner(two: Make) ->
 async def test_a_nack_through_another_gateway_returns_the_message_after_its_delay(
     two: Make,
 ) -> None:
-    """And what one pull carried of the key behind it returns with it (R17)."""
+    """Later messages of its key in the same pull return with it (R17)."""
     here = await two()
     await here.a.publish(here.queue, numbered(2))
     first, second = await here.pull()
@@ -164,7 +164,7 @@ async def test_an_extend_through_another_gateway_prolongs_the_lease(two: Make) -
 
 
 async def late_ack(here: Two) -> None:
-    """The lease has ended and the message was given again, when the first ack comes through B."""
+    """Send the first ack through B after the lease has ended and the message was given again."""
     await here.a.publish(here.queue, numbered(1))
     (old,) = await here.pull()
     (new,) = await here.pull()
@@ -196,7 +196,7 @@ async def test_a_gateway_that_settles_what_it_does_not_own_is_found_out(
     history: Callable[[Two], Awaitable[object]],
     found: str,
 ) -> None:
-    """The negative control of these histories: B writes the cursor itself, in A's name."""
+    """Negative control of these histories: B writes the cursor itself, in A's name."""
     here = await two(lease_s=0.7)
     tokens: list[bytes] = []
     storage = here.a.broker.storage
@@ -221,7 +221,7 @@ async def test_a_gateway_that_settles_what_it_does_not_own_is_found_out(
 async def test_receipts_of_one_request_go_to_each_partition_and_are_answered_in_their_order(
     two: Make,
 ) -> None:
-    """Those that count, those that have ended, and those that are none, in one answer."""
+    """One answer covers valid receipts, ended ones, and texts that are no receipts."""
     here = await two(partitions=4)
     await here.a.publish(here.queue, [message(n, f"k{n}") for n in range(40)])
     pulled: list[PulledMessage] = []
@@ -242,7 +242,7 @@ async def test_receipts_of_one_request_go_to_each_partition_and_are_answered_in_
 
 
 def letter_of(one: PulledMessage, two: Two, verb: Any = "ack") -> Letter:
-    """About this one message."""
+    """Return a letter about this one message."""
     receipt = two.a.broker.pulls._receipts.decode(
         two.queue.queue_id, two.group.group_id, one.receipt
     )
@@ -252,14 +252,14 @@ def letter_of(one: PulledMessage, two: Two, verb: Any = "ack") -> Letter:
 
 
 async def comes_to(ask: Callable[[], Awaitable[object]], *, something: bool) -> None:
-    """Wait until what is asked for is something, or nothing; nobody tells of it."""
+    """Wait until the answer is something, or nothing. No notice reports it."""
     async with asyncio.timeout(10):
         while bool(await ask()) != something:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.005)
 
 
 async def answered(inbox: Inbox, place: CursorPlace, letter_id: str, letter: Letter) -> str:
-    """Put it in until it is answered."""
+    """Put the letter into the inbox until it is answered."""
     async with asyncio.timeout(10):
         while True:
             said = await inbox.post(place, letter_id, letter)
@@ -270,7 +270,7 @@ async def answered(inbox: Inbox, place: CursorPlace, letter_id: str, letter: Let
 
 @pytest.mark.parametrize("verb", ["ack", "nack"])
 async def test_what_is_asked_twice_is_judged_once_and_answered_twice(two: Make, verb: str) -> None:
-    """Under one id: also a nack, which judged again would be stale."""
+    """Both have one id. This holds for a nack too, which would be stale if it were judged again."""
     here = await two()
     await here.a.publish(here.queue, numbered(1))
     (one,) = await here.pull()
@@ -288,9 +288,9 @@ async def test_what_is_asked_twice_is_judged_once_and_answered_twice(two: Make, 
 async def test_a_letter_that_was_read_before_its_answer_is_not_judged_again(
     two: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R21: m is nacked, and m+1 returns with it; an ack of m+1, m finds m+1 stale and settles m. A
-    look at the inbox that took long, or one after a failover, finds the letter once more; judged
-    now it would settle m+1, whose consumer was told that it comes again."""
+    """R21: m is nacked, and m+1 returns with it. An ack of m+1, m finds m+1 stale and settles m. A
+    slow look at the inbox, or one after a failover, finds the letter once more. If it were judged
+    now, it would settle m+1, although its consumer was told that it comes again."""
     here = await two()
     await here.a.publish(here.queue, numbered(2))
     first, second = await here.pull()
@@ -317,7 +317,7 @@ async def test_a_letter_that_was_read_before_its_answer_is_not_judged_again(
 async def test_an_answer_that_did_not_reach_the_inbox_is_given_again_and_not_judged_again(
     two: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R5: the first answer of the owner is lost on its way, the nack has counted all the same."""
+    """R5: The first answer of the owner is lost on its way. The nack has counted all the same."""
     here = await two()
     await here.a.publish(here.queue, numbered(1))
     (one,) = await here.pull()
@@ -339,7 +339,7 @@ async def test_an_answer_that_did_not_reach_the_inbox_is_given_again_and_not_jud
 
 @pytest.fixture(params=["on_letter", "on_answer"])
 def deaf(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Nobody is told of what comes."""
+    """Suppress the notices of arrivals in an inbox."""
     monkeypatch.setattr(RedisInbox, request.param, lambda *_: None)
     monkeypatch.setattr(limits, "LETTERS_LOOK_S", 0.05)
     monkeypatch.setattr(limits, "LETTER_AGAIN_S", 0.05)
@@ -347,7 +347,7 @@ def deaf(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Non
 
 @pytest.mark.usefixtures("deaf")
 async def test_messages_between_gateways_may_be_lost(two: Make) -> None:
-    """R10: the owner looks by itself, and who asked asks again."""
+    """R10: The owner looks by itself, and the gateway that waits for an answer asks again."""
     here = await two()
     await here.a.publish(here.queue, numbered(1))
     (one,) = await here.pull()
@@ -356,7 +356,7 @@ async def test_messages_between_gateways_may_be_lost(two: Make) -> None:
 
 @pytest.mark.usefixtures("deaf")
 async def test_messages_about_parked_keys_may_be_lost(two: Make) -> None:
-    """R10: likewise."""
+    """R10: The same holds for them."""
     here = await two()
     await here.a.group(here.queue, "billing", on_exhausted="park", attempts_max=1)
     session, consumer = await here.a.subscribe(here.queue, (await here.a.learn())[1])
@@ -369,14 +369,14 @@ async def test_messages_about_parked_keys_may_be_lost(two: Make) -> None:
     assert len(decided.keys) == 1
 
 
-# --- Owners that are gone -----------------------------------------------------------------------
+# --- Dead owners --------------------------------------------------------------------------------
 
 
 async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
     two: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R5: unknown, within its time, and to be sent again; over HTTP 503. When there is a new owner
-    it is stale, at once, and the message comes again."""
+    """R5: It is unknown, within its time, and to be sent again. Over HTTP it is 503. Under a new
+    owner it is stale, at once, and the message comes again."""
     monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 0.4)
     here = await two()
     await here.a.publish(here.queue, numbered(1))
@@ -404,7 +404,7 @@ async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
 async def test_where_one_owner_is_silent_the_whole_request_is_unknown_and_may_be_sent_again(
     two: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A confirmed ack is of all of its receipts. What counted the first time counts again."""
+    """A confirmed ack is of all of its receipts. Those that counted the first time count again."""
     monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 0.4)
     here = await two(partitions=2)
     await here.a.publish(here.queue, [message(n, f"k{n}") for n in range(20)])
@@ -432,7 +432,7 @@ async def test_where_one_owner_is_silent_the_whole_request_is_unknown_and_may_be
 async def test_what_another_epoch_gave_is_stale_at_once(
     two: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R15: the inbox lies beside the cursor, which knows: nobody is asked."""
+    """R15: The inbox is stored beside the cursor, which knows the epoch. No gateway is asked."""
     here = await two()
     await here.a.publish(here.queue, numbered(1))
     (old,) = await here.pull()
@@ -444,8 +444,8 @@ async def test_what_another_epoch_gave_is_stale_at_once(
 
 
 async def test_letters_of_before_are_answered_stale_by_the_owner_of_now(two: Make) -> None:
-    """Nothing that a dead gateway has left piles up: who owns the place now takes it out, judged as
-    what it is."""
+    """Letters of a dead gateway do not pile up. The present owner of the place takes them out,
+    judged by their own epoch."""
     here = await two()
     await here.a.publish(here.queue, numbered(1))
     (old,) = await here.pull()
@@ -465,8 +465,8 @@ async def test_letters_of_before_are_answered_stale_by_the_owner_of_now(two: Mak
 async def test_what_the_pulls_have_left_is_stale_and_nobody_waits_for_it(
     two: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R20, R24: A's pulls were idle and have drained, nobody has owned the place since: A knows
-    that its epoch has ended, and says so."""
+    """R20, R24: A's pulls were idle and have drained, and no gateway has owned the place since. A
+    knows that its epoch has ended, and says so."""
     monkeypatch.setattr(limits, "PULL_IDLE_S", 0.1)
     here = await two()
     await here.a.publish(here.queue, numbered(1))
@@ -480,8 +480,8 @@ async def test_what_the_pulls_have_left_is_stale_and_nobody_waits_for_it(
 
 
 async def test_what_is_for_an_owner_to_come_is_left_to_it(two: Make) -> None:
-    """R15: A gives under epoch 1, the letter is of a later one: perhaps A only does not know yet.
-    It is neither judged nor called stale; what lies beside it is answered."""
+    """R15: A gives under epoch 1, and the letter is of a later one, which A may not know yet. It is
+    neither judged nor called stale. Letters beside it are answered."""
     here = await two()
     await here.a.publish(here.queue, numbered(1))
     (one,) = await here.pull()
@@ -494,7 +494,7 @@ async def test_what_is_for_an_owner_to_come_is_left_to_it(two: Make) -> None:
 async def test_a_gateway_asks_no_more_at_a_time_than_it_may(
     two: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: on both sides of the bound; what was refused was not put in."""
+    """P9: This is tested on both sides of the bound. A refused letter was not put in."""
     monkeypatch.setattr(limits, "LETTERS_UNDER_WAY_MAX", 1)
     monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 20)
     here = await two()
@@ -510,13 +510,13 @@ async def test_a_gateway_asks_no_more_at_a_time_than_it_may(
     assert (await here.ack(second.receipt)).settled == 1
 
 
-# --- What is in the way -------------------------------------------------------------------------
+# --- Bounds and bad letters ---------------------------------------------------------------------
 
 
 async def test_a_full_inbox_refuses_and_takes_more_when_there_is_room(
     two: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: on both sides of the bound; nothing happened to what was refused."""
+    """P9: This is tested on both sides of the bound. A refused letter changes nothing."""
     monkeypatch.setattr(limits, "INBOX_LETTERS_MAX", 2)
     monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 5)
     here = await two()
@@ -539,7 +539,7 @@ async def test_a_full_inbox_refuses_and_takes_more_when_there_is_room(
 async def test_what_is_no_letter_is_passed_over_and_reported(
     two: Make, node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P12, P13: whatever lies in an inbox, those beside it are answered."""
+    """P12, P13: Valid letters in the same inbox are answered."""
     here = await two()
     await here.a.publish(here.queue, numbered(1))
     (one,) = await here.pull()
@@ -554,8 +554,8 @@ async def test_what_is_no_letter_is_passed_over_and_reported(
 
 
 async def test_an_ack_waits_until_it_is_durable(two: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R21: a confirmed ack, through whichever gateway. Whoever asks again meanwhile is not told
-    sooner."""
+    """R21: This holds for a confirmed ack, through whichever gateway. A repeated request is not
+    answered sooner."""
     monkeypatch.setattr(limits, "LETTER_AGAIN_S", 0.02)
     here = await two()
     await here.a.publish(here.queue, numbered(1))
@@ -587,7 +587,7 @@ async def test_an_ack_waits_until_it_is_durable(two: Make, monkeypatch: pytest.M
 async def test_an_ack_that_counted_as_its_owner_was_fenced_is_not_called_stale(
     two: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R5: the write came about, the answer was lost, and others took A for gone."""
+    """R5: The write took effect, the answer was lost, and others took A for dead."""
     here = await two()
     await here.a.publish(here.queue, numbered(1))
     (one,) = await here.pull()
@@ -614,7 +614,7 @@ async def test_an_ack_that_counted_as_its_owner_was_fenced_is_not_called_stale(
 async def test_an_ack_whose_answer_was_lost_with_its_epoch_is_not_called_stale(
     two: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The asker hears of the newer epoch, and not of what came before it."""
+    """The asker gets the newer epoch, and not what came before it."""
 
     async def answer(*_: Any) -> bool:
         raise Unknown("the answer was lost")
@@ -629,11 +629,11 @@ async def test_an_ack_whose_answer_was_lost_with_its_epoch_is_not_called_stale(
     await here.pull()
     with pytest.raises(Unknown, match="before it could say"):
         await asking
-    assert (await here.ack(one.receipt)).stale == [one.receipt]  # asked anew, it is
+    assert (await here.ack(one.receipt)).stale == [one.receipt]  # a new request says so
 
 
 async def test_letters_that_a_dead_owner_may_have_judged_are_looked_up(two: Make) -> None:
-    """What is settled was perhaps settled by them; what is not was not, and never will be."""
+    """Settled messages were perhaps settled by them. The others were not, and never will be."""
     here = await two()
     await here.a.publish(here.queue, numbered(2))
     settled, left = await here.pull()

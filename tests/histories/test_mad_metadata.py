@@ -1,4 +1,5 @@
-"""The metadata stalls, fails, lies, and comes late: what is known goes on, the rest is told so."""
+"""Histories of a metadata store that stalls, fails, lies, and comes late. Known queues and groups
+go on, and other requests are answered so."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from tests.mad import code_of, renamed
 
 @mad
 async def test_known_queues_and_groups_go_on_while_it_stalls(house: MadHouse) -> None:
-    """P1, P3: publishing, pushing and acking; consumers that leave, and others that come."""
+    """P1, P3: Publishing, pushing and acking go on. Consumers leave, and others join."""
     queue = await house.queue(partitions=4)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -48,8 +49,8 @@ async def test_known_queues_and_groups_go_on_while_it_stalls(house: MadHouse) ->
 async def test_a_minute_without_it_costs_who_publishes_and_consumes_no_error(
     house: MadHouse,
 ) -> None:
-    """A message each second, and every five seconds a consumer leaves and another one comes. A join
-    waits for the metadata once, for a second."""
+    """A message comes each second. Every five seconds a consumer leaves and another one joins. A
+    join waits for the metadata once, for a second."""
     queue = await house.queue(partitions=4)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -79,7 +80,7 @@ async def test_a_minute_without_it_costs_who_publishes_and_consumes_no_error(
 
 @mad
 async def test_a_client_that_comes_back_goes_on_while_it_stalls(house: MadHouse) -> None:
-    """R22: a session with a place that waits for it; leaving and coming back writes its row."""
+    """R22: A session has a place that waits for it. Its leaving and coming back write its row."""
     queue = await house.queue()
     await house.group(queue)
     client = Socket(house)
@@ -98,7 +99,7 @@ async def test_a_client_that_comes_back_goes_on_while_it_stalls(house: MadHouse)
 
 @mad
 async def test_a_pull_that_could_not_join_leaves_the_next_one_free(house: MadHouse) -> None:
-    """R24: nobody has been in the group yet, so nobody here knows its row."""
+    """R24: No consumer has been in the group yet, so no gateway knows its row."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, numbered(1))
@@ -111,8 +112,8 @@ async def test_a_pull_that_could_not_join_leaves_the_next_one_free(house: MadHou
 
 @mad
 async def test_what_needs_it_is_refused_in_time_and_then_at_once(house: MadHouse) -> None:
-    """P12: `metadata_unavailable` says when to come again; once it is known to be gone nobody
-    waits for it; and when it answers, the next one that tries is served."""
+    """P12: `metadata_unavailable` says when to come again. Once the metadata is known to be away,
+    no request waits for it. When it answers, the next request is served."""
     house.metadata.stall()
     loop = asyncio.get_running_loop()
     for number in range(limits.BREAKER_FAILURES):
@@ -134,14 +135,14 @@ async def test_what_needs_it_is_refused_in_time_and_then_at_once(house: MadHouse
 
 @mad
 async def test_a_change_that_has_begun_is_finished_in_both(house: MadHouse) -> None:
-    """R11: its caller was told that it may still come about. It does, in catalog and storage, and
-    asking again finds it; whether the change is late or only its answer."""
+    """R11: Its caller was told that it may still take effect. It does, in catalog and storage, and
+    a second request finds it. This holds whether the change is late or only its answer."""
     await finished(house, house.metadata.stall)
     await finished(house, house.metadata.late)
 
 
 async def finished(house: MadHouse, goes_mad: Callable[..., None]) -> None:
-    """Everything that may be made and deleted."""
+    """Make and delete everything that can be made and deleted."""
     late = house.guard["late"]
     goes_mad()
     assert await code_of(house.queue("new", partitions=2)) == "metadata_unavailable"
@@ -170,7 +171,7 @@ async def finished(house: MadHouse, goes_mad: Callable[..., None]) -> None:
 
 @mad
 async def test_a_queue_that_might_be_made_is_refused_to_who_publishes(house: MadHouse) -> None:
-    """P12: with auto_create, and the session goes on with the queues that are known."""
+    """P12: This is with auto_create. The session goes on with the known queues."""
     house.broker.config = Config(data_dir=house.folder, auto_create=True)
     await house.queue("known")
     client = Socket(house)
@@ -187,7 +188,8 @@ async def test_a_queue_that_might_be_made_is_refused_to_who_publishes(house: Mad
 
 @mad
 async def test_equal_questions_are_asked_once(house: MadHouse) -> None:
-    """Single flight: a hundred who want the same queue make it once, one of them is told so."""
+    """Single flight: A hundred publishers want the same queue and make it once. One of them is
+    answered so."""
     house.metadata.stall()
     asked = [
         asyncio.ensure_future(house.broker.create_queue(ANYBODY, "q", QueueSettings()))
@@ -202,7 +204,7 @@ async def test_equal_questions_are_asked_once(house: MadHouse) -> None:
 
 @mad
 async def test_no_more_than_so_many_wait_for_it(house: MadHouse) -> None:
-    """P9: the bulkhead, on both sides of its bound."""
+    """P9: This is the bulkhead, on both sides of its bound."""
     house.metadata.stall()
     many = limits.METADATA_CALLS_MAX
     asked = [
@@ -222,7 +224,7 @@ async def test_no_more_than_so_many_wait_for_it(house: MadHouse) -> None:
 
 
 def asked(house: MadHouse) -> int:
-    """How often the metadata has been asked for a queue's name."""
+    """Return how often the metadata has been asked for a queue's name."""
     return house.metadata.calls["find_queue"]
 
 
@@ -244,8 +246,8 @@ async def test_what_is_looked_up_again_and_again_is_asked_for_once(house: MadHou
 
 @mad
 async def test_an_unknown_name_is_known_as_soon_as_it_is_made(house: MadHouse) -> None:
-    """Within a second of its creation, and here at once, and from then on; so is one that is
-    deleted."""
+    """It is known elsewhere within a second of its creation, here at once, and from then on. The
+    same holds for one that is deleted."""
     await house.queue("early")
     await asyncio.sleep(0.8 * limits.METADATA_FRESH_S)
     with pytest.raises(Refused):
@@ -268,7 +270,7 @@ async def test_an_unknown_name_is_known_as_soon_as_it_is_made(house: MadHouse) -
 
 @mad
 async def test_what_was_made_elsewhere_is_known_within_a_second(house: MadHouse) -> None:
-    """Nobody tells of it: it is looked up again when what is known is no longer fresh."""
+    """No notice reports it. It is looked up again when the known state is no longer fresh."""
     assert limits.METADATA_FRESH_S <= 1.0
     queue = await house.queue("other")
     with pytest.raises(Refused):
@@ -280,7 +282,7 @@ async def test_what_was_made_elsewhere_is_known_within_a_second(house: MadHouse)
 
 @mad
 async def test_unknown_names_are_remembered_up_to_a_bound(house: MadHouse) -> None:
-    """P9: who invents names fills no memory, and pushes out nobody who is known."""
+    """P9: Invented names fill no memory, and displace no known one."""
     await house.queue()
     house.find()
     for number in range(limits.NAMES_UNKNOWN_MAX + 10):
@@ -296,7 +298,8 @@ async def test_unknown_names_are_remembered_up_to_a_bound(house: MadHouse) -> No
 async def test_what_is_known_counts_while_nobody_can_be_asked_but_not_for_ever(
     house: MadHouse,
 ) -> None:
-    """The stated staleness, on both sides; what was never known is `metadata_unavailable`."""
+    """This is the stated staleness, on both sides. A name that was never known is
+    `metadata_unavailable`."""
     queue = await house.queue()
     house.find()
     house.metadata.fail = lambda name: Refused("metadata_unavailable") if "find" in name else None
@@ -315,7 +318,7 @@ async def test_what_is_known_counts_while_nobody_can_be_asked_but_not_for_ever(
 
 @mad
 async def test_an_answer_for_another_name_is_not_believed(house: MadHouse) -> None:
-    """P2: a message goes to the queue that it names, or nowhere."""
+    """P2: A message goes to the queue that it names, or nowhere."""
     right = await house.queue("right")
     wrong = await house.queue("wrong")
     house.metadata.swapped = {"right": "wrong", "new": "wrong"}
@@ -350,7 +353,7 @@ async def test_a_row_of_another_group_is_not_believed(house: MadHouse) -> None:
 
 @mad
 async def test_who_writes_a_row_with_an_old_generation_is_told_no(house: MadHouse) -> None:
-    """R14: compare and set, also while the metadata stalls."""
+    """R14: This is compare and set, also while the metadata stalls."""
     queue = await house.queue()
     group = await house.group(queue)
     metadata = house.broker.metadata
@@ -376,7 +379,7 @@ async def test_who_writes_a_row_with_an_old_generation_is_told_no(house: MadHous
 
 @mad
 async def test_a_deleted_group_has_no_row(house: MadHouse) -> None:
-    """Known or not, stalled or not."""
+    """This holds whether it is known or not, and whether the metadata stalls or not."""
     queue = await house.queue()
     group = await house.group(queue, "billing")
     await house.broker.metadata.membership(group.group_id)
@@ -386,8 +389,8 @@ async def test_a_deleted_group_has_no_row(house: MadHouse) -> None:
 
 @mad
 async def test_readiness_is_not_lost_with_the_metadata(house: MadHouse) -> None:
-    """A load balancer that takes every gateway out would stop what goes on without it; the status
-    tells."""
+    """A load balancer that takes every gateway out would stop what goes on without the metadata.
+    The status shows its failure."""
     house.metadata.stall()
     assert await house.broker.ready() == []
     described = await house.broker.describe()

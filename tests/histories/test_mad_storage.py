@@ -1,4 +1,5 @@
-"""The storage stalls, fails and comes late; a queue floods: the others go on, nobody is lied to."""
+"""Histories of a storage that stalls, fails and comes late, and of a queue that floods. The others
+go on, and every answer is true."""
 
 import asyncio
 from itertools import pairwise
@@ -25,7 +26,7 @@ ANN = b"producer-ann...."
 
 
 def refusals(answer: PendingPublish) -> set[str]:
-    """The codes of a publish that nothing came of."""
+    """Return the codes of a publish of which no message was stored."""
     assert all(isinstance(outcome, TocsinError) for outcome in answer.outcomes)
     return {str(code) for code in codes(answer)}
 
@@ -35,8 +36,8 @@ def refusals(answer: PendingPublish) -> set[str]:
 
 @mad
 async def test_a_slow_storage_refuses_early_and_what_is_certified_goes_on(house: MadHouse) -> None:
-    """P9, P12: on both sides of the bound; a refusal is given at once, and says when to come
-    again. What was pushed is acked all the same."""
+    """P9, P12: This is tested on both sides of the bound. A refusal comes at once, and says when to
+    come again. Pushed messages are acked all the same."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -64,8 +65,8 @@ async def test_a_slow_storage_refuses_early_and_what_is_certified_goes_on(house:
 async def test_what_takes_too_long_is_unknown_once_and_pushed_all_the_same(
     house: MadHouse,
 ) -> None:
-    """P1, P2, P4: it may be stored, so it is never refused; when it is, it is pushed, and sent
-    again it is a duplicate."""
+    """P1, P2, P4: It may be stored, so it is never refused. Once it is stored, it is pushed, and
+    sent again it is a duplicate."""
     queue = await house.queue()
     group = await house.group(queue)
     session, _ = await house.subscribe(queue, group)
@@ -93,7 +94,7 @@ async def test_what_takes_too_long_is_unknown_once_and_pushed_all_the_same(
 
 @mad
 async def test_behind_what_is_unknown_a_producer_s_messages_wait(house: MadHouse) -> None:
-    """R7: 0 is unknown and not stored; 1 must not be stored before 0 is sent again."""
+    """R7: 0 is unknown and not stored. 1 must not be stored before 0 is sent again."""
     queue = await house.queue()
     house.storage.stall("append")
     first = house.submit(queue, [message(0)], producer=ANN, sequence=0)
@@ -113,7 +114,8 @@ async def test_behind_what_is_unknown_a_producer_s_messages_wait(house: MadHouse
 async def test_a_storage_that_fails_again_and_again_is_left_alone_for_a_while(
     house: MadHouse,
 ) -> None:
-    """The breaker: after so many failures publishes are refused without asking; then one tries."""
+    """The breaker: After a number of failures publishes are refused without asking. Then one of
+    them tries."""
     queue = await house.queue()
     house.storage.fail = lambda name: Unknown() if name == "append" else None
     for _ in range(limits.BREAKER_FAILURES):
@@ -137,7 +139,8 @@ async def test_a_storage_that_fails_again_and_again_is_left_alone_for_a_while(
 def test_reads_that_stall_hold_up_nobody_who_is_not_far_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P8: more of those who are far behind than may read at once; others read and are pushed."""
+    """P8: More consumers are far behind than may read at once. Other consumers read and are
+    pushed."""
     monkeypatch.setattr(limits, "BEHIND_MESSAGES", 4)
 
     @mad
@@ -156,8 +159,8 @@ def test_reads_that_stall_hold_up_nobody_who_is_not_far_behind(
         other, _ = await house.read(near, start="earliest")
         assert await other.get(3) == [0, 1, 2]
         assert sorted(await follower.get(20)) == list(range(200, 220))
-        await asyncio.sleep(3 * limits.READ_DEADLINE_S)  # told that there is no answer, and again
-        # And one of those, at the end, by which the storage learns that somebody follows there.
+        await asyncio.sleep(3 * limits.READ_DEADLINE_S)  # reads are given up, and repeated
+        # One more read, at the end, tells the storage that a reader follows there.
         assert house.storage.calls["stuck"] == limits.READS_BEHIND_MAX + 1
         house.storage.stuck = set()
         house.storage.unstuck.set()
@@ -167,7 +170,8 @@ def test_reads_that_stall_hold_up_nobody_who_is_not_far_behind(
 
 
 async def stuck(house: MadHouse) -> tuple[Queue, Group, Consumer]:
-    """A queue with a parked key of three messages, and the consumer that they were given to."""
+    """Make a queue with a parked key of three messages. Return the consumer that they were given to
+    as well."""
     queue = await house.queue(on_exhausted="park", attempts_max=1)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -179,8 +183,8 @@ async def stuck(house: MadHouse) -> tuple[Queue, Group, Consumer]:
 
 @mad
 async def test_a_line_whose_reads_stall_is_read_again(house: MadHouse) -> None:
-    """P1, P6: a released key stands in its side line, and its messages in the log; no read of
-    either holds it up for ever, and those that were given up are not kept."""
+    """P1, P6: A released key is in its side line, and its messages in the log. No read of either
+    holds it up for ever. Reads that were given up are not kept."""
     queue, group, consumer = await stuck(house)
     consumer.leave()
     await house.broker.cursor_writer.drain()
@@ -202,7 +206,7 @@ async def test_a_line_whose_reads_stall_is_read_again(house: MadHouse) -> None:
 
 @mad
 async def test_who_looks_is_told_in_time_that_the_storage_does_not_answer(house: MadHouse) -> None:
-    """P12: whatever is looked at, and whichever read of it stalls."""
+    """P12: This holds for each view, and for each of its reads that stalls."""
     queue, group, _ = await stuck(house)
     path = "/v1/queues/orders"
     of_group = f"{path}/groups/{group.name}"
@@ -233,7 +237,7 @@ async def test_who_looks_is_told_in_time_that_the_storage_does_not_answer(house:
 async def test_who_changes_what_is_kept_is_told_in_time_that_nobody_can_count(
     house: MadHouse,
 ) -> None:
-    """P12: how many messages a change deletes is asked of the storage; nothing changes until it has
+    """P12: The storage is asked how many messages a change deletes. Nothing changes until it has
     answered."""
     path = "/v1/queues/orders"
     await house.queue("orders", retention_s=3600)
@@ -252,12 +256,12 @@ async def test_who_changes_what_is_kept_is_told_in_time_that_nobody_can_count(
 
 
 def large(count: int, key: str = "k") -> list[Message]:
-    """Messages that weigh something."""
+    """Return messages of a kilobyte each."""
     return [message("x" * 1000, f"{key}{number}") for number in range(count)]
 
 
 async def flooded(house: MadHouse) -> tuple[Queue, list["asyncio.Future[PendingPublish]"]]:
-    """A queue that has published until it was refused, while the storage stalls."""
+    """Make a queue that has published until it was refused, while the storage stalls."""
     flood = await house.queue("flood", partitions=16)
     house.storage.stall("append")
     answers = [house.submit(flood, large(1))]
@@ -269,7 +273,7 @@ async def flooded(house: MadHouse) -> tuple[Queue, list["asyncio.Future[PendingP
 
 @mad
 async def test_a_queue_that_floods_leaves_room_for_every_other_one(house: MadHouse) -> None:
-    """P9, P12: it is refused so that it can try again; one that holds nothing is not."""
+    """P9, P12: It is refused so that it can try again. A queue that holds nothing is not."""
     steady = await house.queue("steady")
     flood, answers = await flooded(house)
     assert refusals(answers[-1].result()) == {"overloaded"}
@@ -286,7 +290,7 @@ async def test_a_queue_that_floods_leaves_room_for_every_other_one(house: MadHou
 
 @mad
 async def test_the_publisher_says_for_how_long_a_commit_is_under_way(house: MadHouse) -> None:
-    """P9: so long the loop gives way to the storage's thread."""
+    """P9: For that time the loop gives way to the storage's thread."""
     queue, publisher = await house.queue(), house.broker.publisher
     assert not publisher.commit_early()
     house.storage.stall("append")
@@ -301,8 +305,8 @@ async def test_the_publisher_says_for_how_long_a_commit_is_under_way(house: MadH
 
 @mad
 async def test_the_next_commit_takes_what_others_have_beside_a_flood(house: MadHouse) -> None:
-    """One queue has megabytes waiting: what another one brings then is durable with the next
-    commit, and what the first one brought keeps its order (R7)."""
+    """One queue has megabytes waiting. Messages of another one are durable with the next commit.
+    The first one keeps its order (R7)."""
     steady = await house.queue("steady")
     assert await house.publish(steady, numbered(1)) == [(0, 0, False)]
     flood, answers = await flooded(house)
@@ -329,8 +333,8 @@ async def test_the_next_commit_takes_what_others_have_beside_a_flood(house: MadH
 
 @mad
 async def test_beside_a_flood_others_wait_for_none_of_its_commits(house: MadHouse) -> None:
-    """P8: what they bring goes to the storage while a commit of the flood is under way, in its
-    order (R7), up to a bound; and nothing of the flood goes with it."""
+    """P8: Their messages go to the storage while a commit of the flood is under way, in their order
+    (R7), up to a bound. No message of the flood goes with them."""
     steady = await house.queue("steady")
     _, answers = await flooded(house)
     ours = [house.submit(steady, numbered(1))]
@@ -354,7 +358,7 @@ async def test_beside_a_flood_others_wait_for_none_of_its_commits(house: MadHous
 async def test_beside_a_flood_nothing_of_it_begins_while_others_have_something_under_way(
     house: MadHouse,
 ) -> None:
-    """P8: it would be in front of their answer. But something of it in so long."""
+    """P8: It would delay their answer. Yet part of it begins once in a fixed time."""
     steady = await house.queue("steady")
     flood, answers = await flooded(house)
     ours = [house.submit(steady, numbered(1))]
@@ -383,8 +387,8 @@ async def test_beside_a_flood_nothing_of_it_begins_while_others_have_something_u
 
 @mad
 async def test_beside_a_flood_it_rests_and_goes_on_by_itself(house: MadHouse) -> None:
-    """P8: what is under way when others come is in front of them. Nobody needs to come for the
-    flood to go on; with others it goes at once; and when they stay away it rests no longer."""
+    """P8: Commits under way when others come are in front of them. The flood goes on without
+    another publish. Beside others it goes at once. When they stay away it rests no longer."""
     steady = await house.queue("steady")
     _, answers = await flooded(house)
     loop = asyncio.get_running_loop()
@@ -422,7 +426,7 @@ async def test_who_goes_down_stores_what_rests(house: MadHouse) -> None:
 async def test_beside_a_flood_what_was_read_goes_before_the_storages_thread_has_its_turn(
     house: MadHouse,
 ) -> None:
-    """P8. Where nobody floods, all that is read in a turn of the loop goes together."""
+    """P8: If no queue floods, everything read in a turn of the loop goes together."""
     steady = await house.queue("steady")
     publisher = house.broker.publisher
     ours = [house.submit(steady, numbered(1))]
@@ -447,7 +451,8 @@ async def test_beside_a_flood_what_was_read_goes_before_the_storages_thread_has_
 
 @mad
 async def test_who_floods_beside_others_is_refused_early(house: MadHouse) -> None:
-    """P9, P12: on both sides of what may wait, and as long as there are others; those are not."""
+    """P9, P12: This is tested on both sides of the bound, and only while there are others. Those
+    are not refused."""
     steady = await house.queue("steady")
     flood = await house.queue("flood", partitions=16)
     most = AHEAD_BYTES_MAX
@@ -474,7 +479,7 @@ async def test_who_floods_beside_others_is_refused_early(house: MadHouse) -> Non
 
 @mad
 async def test_beside_others_records_are_no_larger_than_goes_with_a_commit(house: MadHouse) -> None:
-    """P8: or one record of a flood would be a commit that others wait for."""
+    """P8: Otherwise one record of a flood would be a commit that others wait for."""
     steady = await house.queue("steady")
     flood = await house.queue("flood")
     house.storage.stall("append")
@@ -493,9 +498,9 @@ async def test_beside_others_records_are_no_larger_than_goes_with_a_commit(house
 
 @mad
 async def test_a_queue_that_is_alone_has_commits_as_large_as_its_load(house: MadHouse) -> None:
-    """What is shared costs who is alone nothing."""
+    """A queue that is alone pays nothing for sharing."""
     _, answers = await flooded(house)
-    await asyncio.sleep(1.0)  # the last that published was another queue: none in a second
+    await asyncio.sleep(1.0)  # the last publish was to another queue: none in a second
     before = len(house.storage.appends)
     house.storage.well()
     for answer in answers[:-1]:
@@ -507,8 +512,8 @@ async def test_a_queue_that_is_alone_has_commits_as_large_as_its_load(house: Mad
 async def test_a_full_record_is_not_left_behind_when_the_one_after_it_is_withdrawn(
     house: MadHouse,
 ) -> None:
-    """R5, R7: Ann's second message hears of her first one's failure, what Bob has filled a record
-    with before that goes on, and nobody has to publish for it."""
+    """R5, R7: Ann's second message fails with her first one. A record that Bob filled before that
+    goes on, without another publish."""
     queue = await house.queue()
     house.storage.stall("append")
     first = house.submit(queue, [message(0, "k")], producer=ANN, sequence=0)

@@ -1,6 +1,5 @@
-"""Two gateways over one Redis or Valkey whose catalog is behind three nodes of the metadata
-service, which are killed, exchanged and cut off, over real sockets.
-"""
+"""Histories of two gateways over one Redis or Valkey, with the catalog at three nodes of the
+metadata service. The nodes are killed, exchanged and cut off, over real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,7 +39,7 @@ class Nodes:
         self.ports: dict[str, int] = {}
 
     async def start(self, name: str) -> None:
-        """One, where it was before."""
+        """Start one node, on its port of before."""
         folder = self._folder / name
         settings = NodeSettings(
             Config(data_dir=folder, storage=self._storage, metadata_token=TOKEN),
@@ -54,11 +53,11 @@ class Nodes:
 
     @property
     def urls(self) -> str:
-        """Of all, also those that are gone."""
+        """Return the URLs of all nodes, including stopped ones."""
         return " ".join(f"http://127.0.0.1:{port}" for port in self.ports.values())
 
     def cut(self, name: str) -> NodeServer:
-        """Its connections are reset, and no new ones are taken; it does not know why."""
+        """Reset the connections of a node, and let it take no new ones. It does not notice why."""
         server = self.servers.pop(name)
         server._listener.close()
         for connection in list(server._listener.server_state.connections):
@@ -66,7 +65,7 @@ class Nodes:
         return server
 
     async def kill(self, name: str) -> None:
-        """And it says no word to anybody any more."""
+        """Kill a node. It sends no further frame."""
         server = self.cut(name)
         for task in server.node._tasks:
             task.cancel()
@@ -74,7 +73,7 @@ class Nodes:
         await server._rest.aclose()
 
     async def close(self) -> None:
-        """All that are left."""
+        """Close all that are left."""
         for server in self.servers.values():
             await server._listener.finish(1)
             await server._rest.aclose()
@@ -85,7 +84,7 @@ async def _silent(*_: object) -> dict[str, int]:
 
 
 class Known(Gateway):
-    """A gateway that was told where the metadata service is."""
+    """Gateway that knows the URLs of the metadata service."""
 
     def __init__(self, folder: Path, url: str, nodes: Nodes) -> None:
         super().__init__(folder, url)
@@ -100,7 +99,7 @@ class Known(Gateway):
 
 @pytest.fixture(params=LAYOUTS)
 async def nodes(request: pytest.FixtureRequest, node: Node, tmp_path: Path) -> AsyncIterator[Nodes]:
-    """Three, over an empty server."""
+    """Three nodes over an empty server."""
     made = Nodes(tmp_path, await emptied(node), request.param)
     for name in ("n1", "n2", "n3"):
         await made.start(name)
@@ -110,7 +109,7 @@ async def nodes(request: pytest.FixtureRequest, node: Node, tmp_path: Path) -> A
 
 @pytest.fixture
 async def gateways(nodes: Nodes, tmp_path: Path) -> AsyncIterator[list[Known]]:
-    """Two."""
+    """Two gateways."""
     async with AsyncExitStack() as stack:
         opened = []
         for name in "ab":
@@ -123,7 +122,8 @@ async def gateways(nodes: Nodes, tmp_path: Path) -> AsyncIterator[list[Known]]:
 
 
 class Load:
-    """Publishes to a known queue through both gateways, all the time; remembers every failure."""
+    """Load that publishes to a known queue through both gateways, all the time. It remembers every
+    failure."""
 
     def __init__(self, gateways: list[Known]) -> None:
         self._gateways = gateways
@@ -142,7 +142,7 @@ class Load:
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
-        """Raises AssertionError: a publish failed."""
+        """Raise AssertionError if a publish failed."""
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
@@ -151,7 +151,7 @@ class Load:
 
 
 def knows(gateway: Known, name: str) -> bool:
-    """Whether it has heard of the queue."""
+    """Return whether the gateway knows the queue."""
     try:
         gateway.broker.find_queue(ANYBODY, name)
     except Refused:
@@ -160,7 +160,8 @@ def knows(gateway: Known, name: str) -> bool:
 
 
 async def usable_everywhere(gateways: list[Known], name: str) -> float:
-    """Make a queue on the first and publish to it on all; how many seconds until all could."""
+    """Make a queue on the first gateway and publish to it on all. Return how many seconds passed
+    until all could."""
     loop = asyncio.get_running_loop()
     await gateways[0].broker.create_queue(ANYBODY, name, QueueSettings(partitions=1))
     made = loop.time()
@@ -175,8 +176,8 @@ async def usable_everywhere(gateways: list[Known], name: str) -> float:
 async def test_nodes_are_killed_one_after_another_under_load(
     nodes: Nodes, gateways: list[Known]
 ) -> None:
-    """No publish on a known queue fails, and a new queue is usable on every gateway within a
-    second, through whichever nodes are left."""
+    """No publish on a known queue fails. A new queue is usable on every gateway within a second,
+    through the remaining nodes."""
     await gateways[0].queue(partitions=4)
     await becomes(lambda: all(knows(one, "orders") for one in gateways))
     load = Load(gateways)
@@ -193,8 +194,8 @@ async def test_nodes_are_killed_one_after_another_under_load(
 async def test_all_nodes_are_cut_off_and_known_queues_go_on(
     nodes: Nodes, gateways: list[Known]
 ) -> None:
-    """Longer than a gateway may be silent: what is published is pushed and settled as ever, a new
-    queue is refused, and when they are back everything is as if nothing had happened."""
+    """This lasts longer than a gateway may be silent. Published messages are pushed and settled as
+    ever, and a new queue is refused. Afterwards everything is as before."""
     one, two = gateways
     group = await group_of(gateways)  # type: ignore[arg-type]
     first, consumer = await one.consumer(group, "s1")
@@ -209,7 +210,7 @@ async def test_all_nodes_are_cut_off_and_known_queues_go_on(
     until, published = loop.time() + GONE_S + 2, 0
     with pytest.raises(TocsinError, match=r"_unavailable|unknown"):
         await two.queue("late")
-    # Whoever wants to join asks for the group's row again and again, and is not answered.
+    # A join asks for the group's row again and again, and is not answered.
     joining = [asyncio.create_task(one.consumer(group, f"late-{n}")) for n in range(5)]
     for _ in range(20):
         one.broker.groups.runtimes[group.group_id].part.write_soon()
@@ -241,7 +242,7 @@ async def test_all_nodes_are_cut_off_and_known_queues_go_on(
 async def test_nodes_are_exchanged_one_after_another_under_load(
     nodes: Nodes, gateways: list[Known], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rolling restart: each leaves in an orderly way, and a new one comes in its place."""
+    """A rolling restart: Each node leaves in an orderly way, and a new one takes its place."""
     monkeypatch.setattr("services.metadata_node.server.LEAVE_S", 0.6)  # more than a watch
     await gateways[0].queue(partitions=4)
     await becomes(lambda: all(knows(one, "orders") for one in gateways))

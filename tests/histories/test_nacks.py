@@ -1,5 +1,5 @@
-"""Histories of nacks: durable when they are answered (R16, R19), rejected messages, and the reasons
-that operators are shown."""
+"""Histories of nacks, which are durable when they are answered (R16, R19), of rejected messages,
+and of the reasons that operators see."""
 
 import asyncio
 from typing import Any
@@ -22,7 +22,7 @@ __all__ = ["node", "two"]
 
 
 async def noted(house: House, queue: Queue, group: Group) -> list[Retry]:
-    """What the storage has at this moment of tries in partition 0."""
+    """Return the tries in partition 0 that the storage has at this moment."""
     place = CursorPlace(group.group_id, Partition(queue.queue_id, 0))
     found = await house.broker.storage.cursor(place)
     assert found is not None
@@ -34,7 +34,7 @@ async def reason_of(house: House, queue: Queue, retry: Retry) -> str | None:
 
 
 async def talking(house: House, **settings: Any) -> tuple[Socket, Queue, Group]:
-    """A client that was given a message."""
+    """Return a client that was given a message."""
     queue = await house.queue(**settings)
     group = await house.group(queue)
     socket = Socket(house)
@@ -47,7 +47,7 @@ async def talking(house: House, **settings: Any) -> tuple[Socket, Queue, Group]:
 
 
 def of(push: dict[str, Any]) -> list[list[int]]:
-    """A delivery list of a push of one message."""
+    """Return the delivery list of a push of one message."""
     return delivery((push["partition"], push["epoch"], push["push"], push["offset"]))
 
 
@@ -71,7 +71,7 @@ async def test_count_delay_and_reason_are_durable_when_a_nack_is_answered(house:
 
 
 async def test_a_nack_by_receipt_is_durable_with_its_reason(house: House) -> None:
-    """R24: as over a WebSocket."""
+    """R24: This holds over HTTP as over a WebSocket."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, [message(0, "k")])
@@ -82,7 +82,7 @@ async def test_a_nack_by_receipt_is_durable_with_its_reason(house: House) -> Non
 
 
 async def test_a_nack_through_another_gateway_is_durable_with_its_reason(two: Make) -> None:
-    """R24: and visible in the store to whoever comes next."""
+    """R24: The next owner sees it in the store."""
     here = await two()
     await here.a.publish(here.queue, [message(0, "k")])
     (one,) = await here.pull()
@@ -96,8 +96,8 @@ async def test_a_nack_through_another_gateway_is_durable_with_its_reason(two: Ma
 
 @mad
 async def test_a_nack_is_not_answered_while_the_storage_is_not(house: MadHouse) -> None:
-    """R29: one without a `ref` has nothing to be answered. What is unknown is not answered either,
-    but written again."""
+    """R29: A nack without a `ref` has no answer. An unknown outcome is not answered either, but the
+    write is repeated."""
     socket, queue, group = await talking(house)
     house.storage.stall("write_cursors")
     socket.say(
@@ -112,7 +112,7 @@ async def test_a_nack_is_not_answered_while_the_storage_is_not(house: MadHouse) 
 
 
 async def test_a_nack_that_a_new_owner_overtakes_is_unknown(house: House) -> None:
-    """As a confirmed ack: its group is sought before it is written."""
+    """The same holds for a confirmed ack. Its group is sought before it is written."""
     socket, _, _ = await talking(house)
     (slot,) = next(iter(house.broker.groups.runtimes.values())).slots.values()
     socket.say(type="nack", ref=2, subscription=1, deliveries=of(await socket.until("push")))
@@ -124,7 +124,7 @@ async def test_a_nack_that_a_new_owner_overtakes_is_unknown(house: House) -> Non
 async def test_unsubscribing_is_answered_when_what_was_said_before_it_is_durable(
     house: House,
 ) -> None:
-    """R19: what had started counts, and so do acks and nacks that nobody waited for."""
+    """R19: Started deliveries count, and so do acks and nacks that no client waited for."""
     socket, queue, group = await talking(house)
     place = of(await socket.until("push"))
     socket.say(type="extend", subscription=1, deliveries=[], started=place)
@@ -134,8 +134,8 @@ async def test_unsubscribing_is_answered_when_what_was_said_before_it_is_durable
 
 
 async def test_the_reason_outlives_its_owner(durable_house: House) -> None:
-    """It goes with the message when that dies under another one, of another nack or by an expiry
-    that says nothing; the last one that said something counts."""
+    """The reason goes with the message if it dies under another owner, by another nack or by an
+    expiry without a reason. The last reason counts."""
     house = durable_house
     socket, _, group = await talking(house, attempts_max=3)
     socket.say(
@@ -157,7 +157,7 @@ async def test_the_reason_outlives_its_owner(durable_house: House) -> None:
 
 
 async def letters(house: House, count: int) -> list[tuple[Any, dict[str, str]]]:
-    """(body, headers) of what stands in the dead-letter queue."""
+    """Return (body, headers) of the messages in the dead-letter queue."""
     await eventually(lambda: house.broker.dead_letters.moved_total == count)
     reader, _ = await house.read(house.find("orders.dead-letters"), start="earliest")
     await reader.get(count)
@@ -173,8 +173,8 @@ async def letters(house: House, count: int) -> list[tuple[Any, dict[str, str]]]:
 
 @pytest.mark.parametrize("attempts_max", [0, 5])
 async def test_a_rejected_message_is_dead_lettered_at_once(house: House, attempts_max: int) -> None:
-    """R19: whatever attempts there are left, also where they have no end; what follows in its key
-    comes, and its late ack is stale."""
+    """R19: This holds for any number of attempts left, also if they have no end. Later messages of
+    its key come, and its late ack is stale."""
     socket, queue, group = await talking(house, attempts_max=attempts_max)
     place = of(await socket.until("push"))
     socket.say(
@@ -197,7 +197,7 @@ async def test_a_rejected_message_is_dead_lettered_at_once(house: House, attempt
 
 
 async def test_a_rejected_message_parks_its_key_where_the_queue_parks(house: House) -> None:
-    """R17, R18: and an operator sees why; what was in flight behind it is revoked."""
+    """R17, R18: An operator sees the reason. Later deliveries of its key in flight are revoked."""
     queue = await house.queue(on_exhausted="park", attempts_max=5)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -218,7 +218,7 @@ async def test_a_rejected_message_parks_its_key_where_the_queue_parks(house: Hou
 
 
 async def test_a_retried_message_can_be_rejected_again(house: House) -> None:
-    """R17: the operator's try counts; the key is parked again."""
+    """R17: The operator's try counts, and the key is parked again."""
     queue = await house.queue(on_exhausted="park", attempts_max=5)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -235,7 +235,7 @@ async def test_a_retried_message_can_be_rejected_again(house: House) -> None:
 async def test_a_rejection_that_is_answered_is_not_forgotten_by_a_crash(
     durable_house: House,
 ) -> None:
-    """R16: it is durable before the dead letter is. [The dead letters are full, the broker is
+    """R16: It is durable before the dead letter is. [The dead letters are full, the broker is
     killed: the message is tried again, as often as it may be.]"""
     house = durable_house
     socket, queue, group = await talking(house)
@@ -265,7 +265,7 @@ async def dead_letters_of(house: House, count: int) -> list[tuple[Any, str]]:
 
 
 async def test_a_pulled_message_is_rejected_by_its_receipt(house: House) -> None:
-    """R24: through HTTP; what is rejected has no delay."""
+    """R24: This goes over HTTP. A rejection has no delay."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, [message(0, "a"), message(1, "b")])
@@ -286,7 +286,7 @@ async def test_a_pulled_message_is_rejected_by_its_receipt(house: House) -> None
 
 
 async def test_what_is_rejected_is_not_tried_again_after_a_delay(house: House) -> None:
-    """P12: one of the two is meant, and nothing happens."""
+    """P12: Only one of the two can be meant, and nothing happens."""
     socket, queue, group = await talking(house)
     place = of(await socket.until("push"))
     socket.say(type="nack", ref=2, subscription=1, deliveries=place, delay_s=1, reject=True)

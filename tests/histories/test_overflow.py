@@ -23,14 +23,14 @@ async def _relieved(house: House, group_lag: int, name: str = "billing") -> None
     async with asyncio.timeout(WAIT_S):
         while True:
             await house.broker.janitor.look()
-            await asyncio.sleep(0)  # memory never waits: let the moves go on
+            await asyncio.sleep(0)  # memory never waits, so let the moves go on
             await house.broker.cursor_writer.drain()
             if await house.lag(queue, group) == group_lag:
                 return
 
 
 async def test_a_full_queue_refuses_and_takes_again_when_there_is_room(house: House) -> None:
-    """R12: `reject`: exactly messages_max are taken; what is settled and trimmed makes room."""
+    """R12: `reject` takes exactly messages_max. Settled and trimmed messages make room."""
     queue = await house.queue(messages_max=3)
     group = await house.group(queue)
     answers = await house.publish(queue, numbered(4))
@@ -43,8 +43,8 @@ async def test_a_full_queue_refuses_and_takes_again_when_there_is_room(house: Ho
 
 
 async def test_overflow_moves_the_oldest_to_the_dead_letters(house: House) -> None:
-    """R12, P1: nobody consumes: the oldest beyond the bound move on, each with its reason, and
-    the rest is delivered."""
+    """R12, P1: Without a consumer, the oldest messages beyond the bound move on, each with its
+    reason. The rest is delivered."""
     queue = await house.queue(messages_max=3, overflow="dead_letter")
     group = await house.group(queue)
     answers = await house.publish(queue, numbered(8))
@@ -61,8 +61,8 @@ async def test_overflow_moves_the_oldest_to_the_dead_letters(house: House) -> No
 
 
 async def test_overflow_passes_a_consumer_that_has_no_credit(house: House) -> None:
-    """R12, P9: a consumer is there and takes nothing: what it was not given moves on; what it
-    holds is left to it."""
+    """R12, P9: A consumer is subscribed and takes nothing. Messages that it was not given move on,
+    and it keeps its deliveries."""
     queue = await house.queue(messages_max=3, overflow="dead_letter")
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group, credit=2)
@@ -80,7 +80,7 @@ async def test_overflow_passes_a_consumer_that_has_no_credit(house: House) -> No
 
 
 async def test_a_queue_within_its_bounds_loses_nothing(house: House) -> None:
-    """R12: exactly at the bound nothing moves, and no dead-letter queue is made."""
+    """R12: Exactly at the bound nothing moves, and no dead-letter queue is made."""
     queue = await house.queue(messages_max=3, overflow="dead_letter")
     await house.group(queue)
     await house.publish(queue, numbered(3))
@@ -90,8 +90,8 @@ async def test_a_queue_within_its_bounds_loses_nothing(house: House) -> None:
 
 
 async def test_a_message_larger_than_the_queue_may_be_moves_nobody(house: House) -> None:
-    """R12, R5: with `dead_letter`, too, it is refused for good: no other message makes room for it.
-    One of exactly the bound is taken, and what is older moves on for it."""
+    """R12, R5: It is refused for good with `dead_letter` too, because no other message can make
+    room for it. One of exactly the bound is taken, and older ones move on for it."""
     most = message("x" * 300)
     bound = len(encode_message(most))
     queue = await house.queue(bytes_max=bound, overflow="dead_letter")
@@ -118,7 +118,7 @@ async def test_a_message_larger_than_the_queue_may_be_moves_nobody(house: House)
 
 
 def keys_of(queue: Queue) -> dict[int, str]:
-    """A key for each partition."""
+    """Return a key for each partition."""
     ring = Ring(queue.ring_epoch, queue.members)
     keys: dict[int, str] = {}
     number = 0
@@ -130,7 +130,8 @@ def keys_of(queue: Queue) -> dict[int, str]:
 
 
 def spread(queue: Queue, lengths: Sequence[int]) -> list[Message]:
-    """So many messages for partition 0, 1, …; the body is [partition, number in it]."""
+    """Return `lengths[0]` messages for partition 0, and so on. The body is [partition, number in
+    it]."""
     keys = keys_of(queue)
     return [
         message([partition, number], keys[partition])
@@ -140,7 +141,7 @@ def spread(queue: Queue, lengths: Sequence[int]) -> list[Message]:
 
 
 async def _dead(house: House, count: int) -> list[list[int]]:
-    """The bodies of the dead letters: exactly so many."""
+    """Return the bodies of the dead letters. There are exactly `count`."""
     reader, _ = await house.read(house.find("orders.dead-letters"), start="earliest")
     bodies = await reader.get(count)
     assert len(bodies) == count
@@ -148,7 +149,7 @@ async def _dead(house: House, count: int) -> list[list[int]]:
 
 
 async def test_a_full_queue_has_room_for_all_of_one_key(house: House) -> None:
-    """R12, `reject`: the bound is the whole queue's, whichever partitions its messages are in."""
+    """R12, `reject`: The bound is the whole queue's, whichever partitions its messages are in."""
     queue = await house.queue(partitions=16, messages_max=160)
     await house.group(queue)
     answers = await house.publish(queue, numbered(161))
@@ -160,8 +161,8 @@ async def test_a_full_queue_has_room_for_all_of_one_key(house: House) -> None:
 
 
 async def test_a_full_queue_takes_no_more_than_its_bound_in_all_partitions(house: House) -> None:
-    """R12, `reject`: fewer than there are partitions, too; what is trimmed in one of them makes
-    room in the others."""
+    """R12, `reject`: This holds even if the bound is below the number of partitions. Trimmed
+    messages of one partition make room in the others."""
     queue = await house.queue(partitions=16, messages_max=5)
     group = await house.group(queue)
     answers = await house.publish(queue, spread(queue, [1] * 16))
@@ -176,8 +177,8 @@ async def test_a_full_queue_takes_no_more_than_its_bound_in_all_partitions(house
 
 @pytest.mark.parametrize("bounds", [{"messages_max": 6}, {"bytes_max": 6 * 27}])
 async def test_overflow_counts_the_whole_queue(house: House, bounds: dict[str, Any]) -> None:
-    """R12: by messages, and by bytes of messages of one size. Where nobody consumes, exactly what
-    is beyond moves: of the longest partitions, their oldest."""
+    """R12: The bound is on messages, and on bytes of messages of one size. Without a consumer,
+    exactly the excess moves: the oldest of the longest partitions."""
     queue = await house.queue(partitions=4, overflow="dead_letter", **bounds)
     group = await house.group(queue)
     messages = spread(queue, [9, 1, 2, 0])
@@ -190,7 +191,7 @@ async def test_overflow_counts_the_whole_queue(house: House, bounds: dict[str, A
 
 
 async def test_one_partition_may_hold_all_that_the_queue_may(house: House) -> None:
-    """R12: within the bound nothing moves, however it is spread."""
+    """R12: Within the bound nothing moves, however it is spread."""
     queue = await house.queue(partitions=16, messages_max=20, overflow="dead_letter")
     await house.group(queue)
     await house.publish(queue, numbered(20))
@@ -204,8 +205,8 @@ async def test_one_partition_may_hold_all_that_the_queue_may(house: House) -> No
 
 
 async def test_each_group_is_held_to_the_bound_by_itself(house: House) -> None:
-    """R12: who has settled everything loses nothing to a group that is behind; what is retained
-    for that one is not counted against the other."""
+    """R12: A group that has settled everything loses nothing to a slow one. Messages retained for
+    the slow one are not counted against the other."""
     queue = await house.queue(partitions=4, messages_max=3, overflow="dead_letter")
     await house.group(queue)
     quick = await house.group(queue, "quick")
@@ -222,7 +223,8 @@ async def test_each_group_is_held_to_the_bound_by_itself(house: House) -> None:
 
 
 async def test_what_consumers_were_given_stays_theirs_in_every_partition(house: House) -> None:
-    """R12: it counts, and does not move; what waits elsewhere moves for it, and no more."""
+    """R12: Deliveries count, and do not move. Waiting messages elsewhere move for them, and no
+    more."""
     queue = await house.queue(partitions=2, messages_max=4, overflow="dead_letter")
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group, credit=3)
@@ -237,8 +239,8 @@ async def test_what_consumers_were_given_stays_theirs_in_every_partition(house: 
 
 
 async def test_what_one_consumer_settled_is_not_counted_under_the_next(house: House) -> None:
-    """R12: a stuck message at the head, and what is behind it is settled: one message is left, and
-    the next owner's queue is not full."""
+    """R12: A stuck message is at the head, and later ones are settled. One message is left, and the
+    queue is not full for the next owner."""
     queue = await house.queue(partitions=2, messages_max=5, overflow="dead_letter")
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -258,8 +260,9 @@ async def test_what_one_consumer_settled_is_not_counted_under_the_next(house: Ho
 
 @given(st.dictionaries(st.integers(0, 20), st.integers(0, 30), max_size=8), st.integers(0, 100))
 def test_the_longest_give_up_exactly_what_is_beyond(lengths: dict[int, int], excess: int) -> None:
-    """R12: all of it or all there is; nobody gives up anything who is shorter than what another
-    one keeps, and those who do are left alike, but for one message."""
+    """R12: They give up all of the excess, or all that they have. A partition that is shorter than
+    what another one keeps gives up nothing. Those that give up end equally long, except for one
+    message."""
     cut = shares(lengths, excess)
     assert sum(cut.values()) == min(excess, sum(lengths.values()))
     kept = {number: length - cut.get(number, 0) for number, length in lengths.items()}

@@ -20,7 +20,7 @@ STUCK = WhichKey(key="stuck")
 
 
 async def parked(house: House, queue: Queue, group: Group) -> list[ParkedKey]:
-    """What is parked, once that is durable."""
+    """Return the parked keys, once they are durable."""
     await house.broker.cursor_writer.drain()
     return (await house.broker.parking.list_keys(queue, group, 100)).keys
 
@@ -28,7 +28,7 @@ async def parked(house: House, queue: Queue, group: Group) -> list[ParkedKey]:
 async def stuck(
     house: House, count: int = 3, **settings: Any
 ) -> tuple[Queue, Group, Session, Consumer]:
-    """The key `stuck` of a queue is parked, with the bodies 0, 1, … in its line."""
+    """Park the key `stuck` of a queue, with the bodies 0, 1, … in its line."""
     queue = await house.queue(**{"on_exhausted": "park", "attempts_max": 1, **settings})
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -44,12 +44,12 @@ async def stuck(
 async def decide(
     house: House, queue: Queue, group: Group, verb: Verb, which: WhichKey = STUCK
 ) -> list[ParkedKey]:
-    """Durable when this returns."""
+    """Decide about parked keys. The decision is durable when this returns."""
     return (await house.broker.parking.decide(queue, group, verb, which)).keys
 
 
 async def drink(session: Session, consumer: Consumer, count: int) -> list[Any]:
-    """Ack so many messages as they come; their bodies."""
+    """Ack `count` messages as they come. Return their bodies."""
     done = 0
     while done < count:
         given = await session.take(done + 1)
@@ -59,7 +59,7 @@ async def drink(session: Session, consumer: Consumer, count: int) -> list[Any]:
 
 
 async def dead_letters(house: House, count: int) -> list[tuple[Any, str]]:
-    """(body, reason) of what stands in the dead-letter queue, as soon as it is so many."""
+    """Wait for `count` messages in the dead-letter queue. Return (body, reason) of each."""
     await eventually(lambda: house.broker.dead_letters.moved_total >= count)
     reader, _ = await house.read(house.find("orders.dead-letters"), start="earliest")
     await reader.get(count)
@@ -82,7 +82,8 @@ async def test_what_is_parked_is_listed_with_its_key(house: House) -> None:
 
 @pytest.mark.parametrize("verb", ["retry", "release"])
 async def test_a_key_that_is_retried_or_released_goes_on_in_order(house: House, verb: Verb) -> None:
-    """P3, P1: every message of it, once, in order, also what joined while it was parked."""
+    """P3, P1: Every message of it comes, once, in order, including those that joined while it was
+    parked."""
     queue, group, session, consumer = await stuck(house)
     await house.publish(queue, [message(number, "stuck") for number in (3, 4)])
     (line,) = await decide(house, queue, group, verb)
@@ -137,7 +138,8 @@ async def test_a_skipped_head_stands_in_the_dead_letters_and_the_rest_goes_on(
 async def test_without_a_consumer_a_decision_is_carried_out_all_the_same(
     house: House, verb: Verb
 ) -> None:
-    """Nobody owns the partition: the next consumer finds it decided, and in order (P3)."""
+    """No consumer owns the partition. The next one finds the decision made, and messages come in
+    order (P3)."""
     queue, group, _, consumer = await stuck(house)
     consumer.leave()
     await house.publish(queue, [message(3, "stuck")])
@@ -151,7 +153,7 @@ async def test_without_a_consumer_a_decision_is_carried_out_all_the_same(
 
 @pytest.mark.parametrize("verb", ["retry", "skip", "release"])
 async def test_a_decision_outlives_the_broker(durable_house: House, verb: Verb) -> None:
-    """What was answered is durable: a broker that starts anew goes on from it."""
+    """An answered decision is durable. A broker that starts again goes on from it."""
     house = durable_house
     queue, group, _, _ = await stuck(house)
     await decide(house, queue, group, verb)
@@ -163,8 +165,8 @@ async def test_a_decision_outlives_the_broker(durable_house: House, verb: Verb) 
 
 
 async def test_what_a_side_line_brings_and_is_exhausted_is_parked_durably(house: House) -> None:
-    """R18, R19: three handlers of a key have died with their consumer. Behind the head, which an
-    operator skips, the next one comes from the side line and parks the key again."""
+    """R18, R19: Three handlers of a key have died with their consumer. An operator skips the head.
+    The next message comes from the side line and parks the key again."""
     queue = await house.queue(on_exhausted="park", attempts_max=1)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -189,7 +191,8 @@ async def test_what_a_side_line_brings_and_is_exhausted_is_parked_durably(house:
 async def test_what_is_parked_comes_back_with_a_backup_and_can_be_decided(
     durable_house: House, verb: Verb
 ) -> None:
-    """R30: the backup is of before the decision, and knows nothing of it; in order (P3), once."""
+    """R30: The backup is from before the decision, and does not contain it. Messages come in order
+    (P3), once."""
     house = durable_house
     queue, group, _, _ = await stuck(house)
     await house.publish(queue, [message(3, "free")])
@@ -215,7 +218,8 @@ async def test_what_is_parked_comes_back_with_a_backup_and_can_be_decided(
 
 
 async def test_a_decision_that_was_lost_on_the_way_is_carried_out_anew(house: House) -> None:
-    """The storage's answer is lost, whether or not it was applied: the same write goes again."""
+    """The storage's answer is lost, whether or not the write was applied. The same write goes
+    again."""
     if house.kind != "memory":
         pytest.skip("only the storage in memory loses answers at will")
     queue, group, session, consumer = await stuck(house)
@@ -268,7 +272,7 @@ async def test_a_message_without_a_key_is_named_by_its_hash(house: House) -> Non
 
 
 async def test_all_are_released_at_once(house: House) -> None:
-    """Over several partitions; one answer for all of them."""
+    """They are in several partitions, and have one answer."""
     queue = await house.queue(on_exhausted="park", attempts_max=1, partitions=4)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)

@@ -1,4 +1,4 @@
-"""Histories of paused queues: nothing is given out, everything else goes on."""
+"""Histories of paused queues. No message is given out, and everything else goes on."""
 
 import asyncio
 
@@ -10,12 +10,12 @@ from tests.histories.house import House, delivery, message, numbered
 
 
 async def pause(house: House, *, paused: bool = True) -> None:
-    """Durable when this returns."""
+    """Pause or resume the queue. The change is durable when this returns."""
     await house.broker.upkeep.pause(ANYBODY, "orders", paused=paused)
 
 
 async def held_up(house: House) -> None:
-    """Wait until `billing` waits for the end of the pause: it had its turn, and gave nothing."""
+    """Wait until `billing` waits for the end of the pause. It had its turn, and gave nothing."""
     for _ in range(1000):
         described = await house.broker.describe_group(ANYBODY, house.find(), "billing")
         partitions = described["partitions"]
@@ -27,7 +27,7 @@ async def held_up(house: House) -> None:
 
 
 async def test_a_paused_queue_gives_nothing_out_until_it_is_resumed(house: House) -> None:
-    """Publishing goes on, in order, and what was in flight may still be settled."""
+    """Publishing goes on, in order. Deliveries in flight may still be settled."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -47,7 +47,8 @@ async def test_a_paused_queue_gives_nothing_out_until_it_is_resumed(house: House
 
 
 async def test_what_returns_during_a_pause_comes_again_after_it(house: House) -> None:
-    """A nack, and a key behind it, wait for the end of the pause; each message comes, in order."""
+    """A nacked message, and a later one of its key, wait for the end of the pause. Each message
+    comes, in order."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -80,7 +81,8 @@ async def test_a_pull_of_a_paused_queue_waits_and_gets_what_a_resume_gives(house
 
 
 async def test_who_comes_during_a_pause_waits_too(house: House) -> None:
-    """Also with a queue that was looked up before the pause, as a subscribe under way has it."""
+    """This holds too for a queue that was looked up before the pause, as by a subscribe under
+    way."""
     before = await house.queue()
     group = await house.group(before)
     await house.publish(before, numbered(2))
@@ -93,7 +95,7 @@ async def test_who_comes_during_a_pause_waits_too(house: House) -> None:
 
 
 async def test_at_most_once_settles_nothing_during_a_pause(house: House) -> None:
-    """R23: what is not given out is not settled for it either."""
+    """R23: A message that is not given out is not settled either."""
     queue = await house.queue()
     group = await house.group(queue, semantics="at_most_once")
     session, _ = await house.subscribe(queue, group)
@@ -115,7 +117,7 @@ async def test_a_pause_is_of_groups_and_readers_go_on(house: House) -> None:
 
 
 async def test_a_pause_outlives_the_broker_and_new_settings(durable_house: House) -> None:
-    """It is durable before its answer; putting settings neither ends it nor begins one."""
+    """It is durable before its answer. New settings neither end it nor begin one."""
     house = durable_house
     queue = await house.queue()
     group = await house.group(queue)

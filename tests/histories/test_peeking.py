@@ -1,4 +1,4 @@
-"""Histories of looks: what is shown is what stands there, and nobody loses it by that."""
+"""Histories of looks at messages. A look shows the actual state, and takes no message away."""
 
 import asyncio
 from typing import Any
@@ -16,19 +16,20 @@ from tests.mad import MadStorage
 
 
 async def peek(house: House, queue: Queue, group: str | None = None, **look: Any) -> Peeked:
-    """What an operator is shown."""
+    """Return what an operator sees."""
     wanted = Look(**{"limit": 100, **look})
     return await house.broker.upkeep.peek(ANYBODY, queue, wanted, group)
 
 
 async def states(house: House, queue: Queue) -> list[tuple[int, str | None, int]]:
-    """(offset, state, attempts) of what `billing` has not settled."""
+    """Return (offset, state, attempts) of the messages that `billing` has not settled."""
     shown = (await peek(house, queue, "billing")).messages
     return [(one.offset, one.state, one.attempts) for one in shown]
 
 
 async def test_messages_are_shown_as_they_were_published(house: House) -> None:
-    """P2, in the order of partitions and offsets, up to the limit; then `next` leads on."""
+    """P2: They come in the order of partitions and offsets, up to the limit. Then `next` leads
+    on."""
     queue = await house.queue(partitions=3)
     await house.publish(queue, [message({"n": n}, f"k{n}", headers={"h": "x"}) for n in range(9)])
     seen: list[tuple[int, int]] = []
@@ -109,8 +110,8 @@ async def test_what_is_parked_and_what_dies_is_said(house: House) -> None:
 async def test_what_is_set_aside_while_somebody_looks_is_shown(
     house: House, is_parked_first: bool
 ) -> None:
-    """Between the storage's answer and the moment when it is judged, messages leave their owner's
-    memory: then neither of the two knows of them any more. Shown is how it began."""
+    """Messages leave their owner's memory between the storage's answer and its evaluation, so that
+    neither of the two knows of them any more. The look shows their state at its start."""
     mad = MadStorage(house.broker.storage)
     queue = await house.queue(on_exhausted="park", attempts_max=1)
     group = await house.group(queue)
@@ -159,7 +160,7 @@ async def test_what_goes_to_the_dead_letters_is_said(
 async def test_a_look_reads_a_bounded_stretch_and_says_where_to_go_on(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: for a key that is not there, or is far away."""
+    """P9: This holds for a key that does not exist, or is far away."""
     monkeypatch.setattr(limits, "LOOK_BYTES_MAX", 4000)
     queue = await house.queue()
     for number in range(20):
@@ -179,7 +180,7 @@ async def test_a_look_reads_a_bounded_stretch_and_says_where_to_go_on(
 async def test_an_answer_is_bounded_in_bytes_too(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9, but one message is always shown."""
+    """P9: Yet one message is always shown."""
     monkeypatch.setattr(limits, "LOOK_ANSWER_BYTES_MAX", 100)
     queue = await house.queue()
     await house.publish(queue, [message("x" * 200), message("y" * 20), message("z" * 20)])
@@ -195,7 +196,8 @@ async def test_an_answer_is_bounded_in_bytes_too(
     ids=str,
 )
 async def test_a_place_that_is_none_is_refused(house: House, look: dict[str, Any]) -> None:
-    """P12: a partition that the queue does not have, an offset of none, a key's wrong one."""
+    """P12: It names a partition that the queue does not have, an offset without a partition, or a
+    partition that is not the key's."""
     queue = await house.queue(partitions=3)
     (place,) = await house.publish(queue, [message(0, "k")])
     assert isinstance(place, tuple)

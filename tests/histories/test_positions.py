@@ -1,5 +1,5 @@
-"""What the delivery log says of where a group stands: what is below a position is settled, but for
-as many messages as it says."""
+"""Histories of positions of a group in the delivery log. All messages below a position are settled,
+except the number that it states."""
 
 import sqlite3
 from contextlib import closing
@@ -15,12 +15,13 @@ from tests.histories.logged import Logged
 
 
 def stood(logged: Logged) -> list[tuple[str, int, int]]:
-    """(event, frontier, open) of each position."""
+    """Return (event, frontier, open) of each position."""
     return [(line.event, line.frontier, line.open) for line in logged.of(PositionLine)]
 
 
 def gone(logged: Logged) -> list[tuple[int, int]]:
-    """(first offset, count) of what was passed because nothing is retained there."""
+    """Return (first offset, count) of messages that were passed because nothing is retained
+    there."""
     lines = [line for line in logged.of(SettledLine) if line.outcome == "gone"]
     return [(first, count) for line in lines for _, first, count in runs_of(line.pushes)]
 
@@ -50,8 +51,8 @@ async def test_an_epoch_begins_and_ends_with_where_it_stands(house: House) -> No
 async def test_what_a_consumer_leaves_in_flight_is_open_until_its_epoch_has_ended(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a position that is logged between its leaving and the end: nothing is settled that
-    was taken back."""
+    """This holds too for a position that is logged between its leaving and the end. No message is
+    settled that was taken back."""
     monkeypatch.setattr(slot_log, "KEPT_EVERY_US", 0)
     queue = await house.queue()
     group = await house.group(queue)
@@ -104,7 +105,7 @@ async def test_a_group_that_an_operator_moves_has_no_neighbouring_epochs(
 
 
 async def test_what_is_damaged_is_passed_with_a_word(durable_house: House) -> None:
-    """Nobody was given it, and no audit may take it for lost."""
+    """It was given to no consumer, and no audit may take it for lost."""
     house = durable_house
     queue = await house.queue()
     group = await house.group(queue)
@@ -122,7 +123,7 @@ async def test_what_is_damaged_is_passed_with_a_word(durable_house: House) -> No
 
 
 async def test_no_line_goes_over_an_epochs_end(house: House) -> None:
-    """What is settled at one time is in one line, but under two epochs in two."""
+    """Messages settled at one time are in one line, but under two epochs in two."""
     queue = await house.queue()
     group = await house.group(queue)
     logged = Logged(house)

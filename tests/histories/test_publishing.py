@@ -16,7 +16,7 @@ BEN = b"producer-ben...."
 
 
 async def test_a_batch_answers_each_message_in_order(house: House) -> None:
-    """R5: refused neighbours cost nobody a receipt; a duplicate names the original."""
+    """R5: Refused messages cost no other its receipt. A duplicate names the original."""
     queue = await house.queue(message_bytes_max=10)
     batch = [
         message(1, id="a"),
@@ -35,7 +35,8 @@ async def test_a_batch_answers_each_message_in_order(house: House) -> None:
 
 
 async def test_duplicates_in_flight_share_the_outcome(house: House) -> None:
-    """R5: sent again before the first answer, by sequence and by id, the answers are one."""
+    """R5: Messages sent again before the first answer, by sequence and by id, have the same
+    answer."""
     queue = await house.queue()
     first = house.submit(queue, [message(1, id="a")], producer=ANN, sequence=0)
     again = house.submit(queue, [message(1, id="a")], producer=ANN, sequence=0)
@@ -49,7 +50,7 @@ async def test_duplicates_in_flight_share_the_outcome(house: House) -> None:
 
 
 async def test_a_duplicate_of_a_refused_original_is_refused_with_it(house: House) -> None:
-    """R5: what was not stored has no duplicate."""
+    """R5: A message that was not stored has no duplicate."""
     queue = await house.queue(messages_max=1)
     assert await house.publish(queue, [message(0)]) == [(0, 0, False)]
     first = house.submit(queue, [message(1, id="a")], producer=ANN, sequence=0)
@@ -58,8 +59,8 @@ async def test_a_duplicate_of_a_refused_original_is_refused_with_it(house: House
 
 
 async def test_an_append_that_stores_nothing_disturbs_nobody(house: House) -> None:
-    """R5: the first append of a followed partition is refused whole: it is answered, and who
-    follows the partition goes on."""
+    """R5: The first append of a followed partition is refused whole. It is answered, and followers
+    of the partition go on."""
     queue = await house.queue(bytes_max=4)
     group = await house.group(queue)
     session, _ = await house.subscribe(queue, group)
@@ -73,8 +74,9 @@ async def test_an_append_that_stores_nothing_disturbs_nobody(house: House) -> No
 async def test_a_message_larger_than_its_queue_may_ever_be_is_refused_for_good(
     house: House,
 ) -> None:
-    """R5: one of exactly `bytes_max` fits, and one of a byte more is told that waiting does not
-    help, in an empty queue as in a full one; the others of a batch hear what is true of them."""
+    """R5: One of exactly `bytes_max` fits. One that is a byte larger is answered that waiting does
+    not help, in an empty queue as in a full one. The other messages of a batch get their own
+    answers."""
     most = message("x" * 80)
     bound = len(encode_message(most))
     queue = await house.queue(bytes_max=bound)
@@ -97,7 +99,7 @@ async def test_a_message_larger_than_its_queue_may_ever_be_is_refused_for_good(
 async def test_what_is_behind_a_message_that_never_fits_comes_when_that_is_given_up(
     house: House,
 ) -> None:
-    """R7: as behind any message that is refused."""
+    """R7: The same holds after any refused message."""
     queue = await house.queue(bytes_max=100)
     batch = [message(0), message("x" * 100), message(2)]
     assert await house.publish(queue, batch, producer=ANN, sequence=0) == [
@@ -108,9 +110,9 @@ async def test_what_is_behind_a_message_that_never_fits_comes_when_that_is_given
 
 
 async def test_sequences_fill_the_hole_that_was_refused(house: House) -> None:
-    """R6: 5 refused, 6 stored, 5 sent again is stored, not called a duplicate."""
+    """R6: 5 is refused, and 6 is stored. 5 sent again is stored, not called a duplicate."""
     queue = await house.queue(partitions=8, message_bytes_max=20)
-    # Of different keys, hence of different lines: 6 does not wait for 5.
+    # Their keys differ, hence their lines: 6 does not wait for 5.
     keys = _keys_apart(house)
     refused = message("x" * 30, key=keys[0])
     assert await house.publish(queue, [refused], producer=ANN, sequence=5) == ["message_too_large"]
@@ -123,7 +125,7 @@ async def test_sequences_fill_the_hole_that_was_refused(house: House) -> None:
 
 
 def _keys_apart(house: House) -> list[str]:
-    """Two keys of different partitions."""
+    """Return two keys of different partitions."""
     route = Route(house.find())
     first = route.place("k0")[0]
     other = next(k for k in (f"k{n}" for n in range(1, 99)) if route.place(k)[0] != first)
@@ -131,7 +133,7 @@ def _keys_apart(house: House) -> list[str]:
 
 
 async def test_what_was_resolved_is_too_old_and_not_a_duplicate(house: House) -> None:
-    """R6: below `resolved` nothing is known any more, and nothing is appended."""
+    """R6: Below `resolved` nothing is known any more, and nothing is appended."""
     queue = await house.queue()
     await house.publish(queue, numbered(3), producer=ANN, sequence=0)
     await house.publish(queue, [message(3)], producer=ANN, sequence=3, resolved=3)
@@ -143,8 +145,8 @@ async def test_what_was_resolved_is_too_old_and_not_a_duplicate(house: House) ->
 
 
 async def test_messages_behind_a_refused_one_wait_for_it(house: House) -> None:
-    """R7: 0 refused, 1 and 2 in flight behind it are out of sequence, and stored in order when
-    they are sent again behind it."""
+    """R7: 0 is refused. 1 and 2, in flight after it, are out of sequence, and stored in order when
+    they are sent again after it."""
     queue = await house.queue(message_bytes_max=20)
     answers = [
         house.submit(queue, [one], producer=ANN, sequence=number)
@@ -165,7 +167,7 @@ async def test_messages_behind_a_refused_one_wait_for_it(house: House) -> None:
 async def test_messages_behind_an_overload_wait_for_it(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R7: what the gateway itself refuses, because too much waits, holds up what is behind it."""
+    """R7: A refusal by the gateway itself, because too much waits, holds up later messages."""
     queue = await house.queue()
     with monkeypatch.context() as patched:
         patched.setattr(limits, "PENDING_MESSAGES_MAX", 0)
@@ -183,7 +185,7 @@ async def test_messages_behind_an_overload_wait_for_it(
 async def test_messages_behind_too_many_in_flight_wait_for_them(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R7, of the bound of one producer."""
+    """R7: The same holds for the bound of one producer."""
     queue = await house.queue()
     monkeypatch.setattr(limits, "IN_FLIGHT_PER_PRODUCER_MAX", 4)
     await house.publish(queue, numbered(4), producer=ANN, sequence=0)
@@ -196,7 +198,7 @@ async def test_messages_behind_too_many_in_flight_wait_for_them(
 
 
 async def test_messages_behind_an_unknown_one_wait_for_it(house: House) -> None:
-    """R7: the outcome of 0 is unknown; 1 is not stored before 0 has been sent again."""
+    """R7: The outcome of 0 is unknown. 1 is not stored before 0 has been sent again."""
     queue = await house.queue()
     if house.kind == "sqlite":
         pytest.skip("an unknown commit ends the process there (R31)")
@@ -210,7 +212,7 @@ async def test_messages_behind_an_unknown_one_wait_for_it(house: House) -> None:
 
 
 async def test_an_unknown_publish_sent_again_is_stored_once(house: House) -> None:
-    """R5, P4: it had been stored, only its answer was lost."""
+    """R5, P4: It had been stored, and only its answer was lost."""
     if house.kind == "sqlite":
         pytest.skip("an unknown commit ends the process there (R31)")
     queue = await house.queue()
@@ -227,7 +229,7 @@ async def test_an_unknown_publish_sent_again_is_stored_once(house: House) -> Non
 
 @pytest.mark.parametrize("by", ["sequence", "id"])
 async def test_a_message_without_a_key_is_stored_once(house: House, by: str) -> None:
-    """P4: sent again, it goes to the partition that knows it, whatever was sent in between."""
+    """P4: Sent again, it goes to the partition that knows it, whatever was sent in between."""
     queue = await house.queue(partitions=4)
     for number in range(20):
         one = [message(number, key=None, id=f"id-{number}" if by == "id" else None)]
@@ -238,7 +240,8 @@ async def test_a_message_without_a_key_is_stored_once(house: House, by: str) -> 
 
 
 async def test_messages_without_a_key_are_spread(house: House) -> None:
-    """Many without key, id or sequence, and with each, do not end in one partition."""
+    """Many messages without key, id or sequence, and with each of these, do not end in one
+    partition."""
     queue = await house.queue(partitions=4)
     plain = [await house.publish(queue, [message(n, None)]) for n in range(40)]
     with_id = [await house.publish(queue, [message(n, None, id=str(n))]) for n in range(40)]
@@ -252,7 +255,7 @@ async def test_messages_without_a_key_are_spread(house: House) -> None:
 
 
 async def test_ids_are_remembered_for_the_window_and_per_key(house: House) -> None:
-    """R8: the same id of another key is another message; without a window nothing is remembered."""
+    """R8: The same id of another key is another message. Without a window nothing is remembered."""
     queue = await house.queue(partitions=4)
     (first,) = await house.publish(queue, [message(1, "k1", id="a")])
     assert await house.publish(queue, [message(1, "k1", id="a")]) == [(*first[:2], True)]
@@ -263,7 +266,7 @@ async def test_ids_are_remembered_for_the_window_and_per_key(house: House) -> No
 
 
 async def test_one_resender_in_a_shared_record_costs_nobody(house: House) -> None:
-    """R9: ten producers share a record, one of them resends: the other nine are stored once and
+    """R9: Ten producers share a record, and one of them resends. The other nine are stored once and
     delivered with their own bytes."""
     queue = await house.queue()
     group = await house.group(queue)
@@ -287,7 +290,8 @@ async def test_one_resender_in_a_shared_record_costs_nobody(house: House) -> Non
 
 
 async def test_a_record_of_duplicates_alone_still_is_an_act(house: House) -> None:
-    """R9: all duplicates: nothing is delivered twice, and the next message follows at once."""
+    """R9: All messages are duplicates. Nothing is delivered twice, and the next message follows at
+    once."""
     queue = await house.queue()
     group = await house.group(queue)
     session, _ = await house.subscribe(queue, group)
@@ -299,7 +303,7 @@ async def test_a_record_of_duplicates_alone_still_is_an_act(house: House) -> Non
 
 
 async def test_deduplication_survives_a_restart(durable_house: House) -> None:
-    """R6, R8, P4: sequences and ids are remembered on disk."""
+    """R6, R8, P4: Sequences and ids are remembered on disk."""
     house = durable_house
     queue = await house.queue()
     await house.publish(queue, numbered(3), producer=ANN, sequence=0)
@@ -314,7 +318,7 @@ async def test_deduplication_survives_a_restart(durable_house: House) -> None:
 
 
 async def test_publishing_stops_at_the_reserve_while_acks_go_on(house: House) -> None:
-    """R31: below the free-space reserve publishes are refused; acks, and reading, are not."""
+    """R31: Below the free-space reserve publishes are refused. Acks and reads are not."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -334,7 +338,8 @@ async def test_publishing_stops_at_the_reserve_while_acks_go_on(house: House) ->
 
 
 async def test_a_queue_deleted_under_a_publish_refuses_it(house: House) -> None:
-    """R1: what is on its way when its queue goes is stored or refused, never left unanswered."""
+    """R1: A publish that is on its way when its queue is deleted is stored or refused, never left
+    unanswered."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.subscribe(queue, group)

@@ -21,22 +21,22 @@ from tests.histories.mad_house import MadHouse, mad
 
 
 def bodies(pulled: Sequence[PulledMessage]) -> list[Any]:
-    """What was published."""
+    """Return the bodies that were published."""
     return [msgspec.json.decode(one.body or b"null") for one in pulled]
 
 
 async def pull(
     house: House, queue: Queue, group: Group, count: int = 10, wait_s: float = 2
 ) -> list[PulledMessage]:
-    """One pull."""
+    """Pull once."""
     return await house.broker.pulls.pull(queue, group, count, wait_s)
 
 
 async def test_nobody_takes_all_the_places_to_wait(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: alone four fifths of them, and there is one left for anybody else. On both sides; a place
-    is free again when its pull is over."""
+    """P9: A principal alone takes four fifths of them, and one place is left for another. This is
+    tested on both sides. A place is free again when its pull is over."""
     monkeypatch.setattr(limits, "PULLS_WAITING_MAX", 10)
     queue = await house.queue()
     group = await house.group(queue)
@@ -57,8 +57,8 @@ async def test_nobody_takes_all_the_places_to_wait(
 
 
 async def test_a_key_in_flight_is_closed_to_the_next_pull(house: House) -> None:
-    """R24: one pull carries several of a key, in order; the next one none of it before they are
-    settled, and other keys meanwhile."""
+    """R24: One pull carries several of a key, in order. The next pull carries none of it before
+    they are settled, and other keys meanwhile."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, [*numbered(4, "a"), message("b", "b")])
@@ -77,8 +77,8 @@ async def test_a_key_in_flight_is_closed_to_the_next_pull(house: House) -> None:
 async def test_a_pull_that_does_not_wait_is_given_what_a_slow_storage_holds(
     house: House, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first pull of a group, for which a partition is owned and its log is read. Within a
-    second: a storage that is slower than that keeps no answer back."""
+    """This is the first pull of a group, so a partition is first owned and its log read. The answer
+    waits up to a second for a slow storage, and no longer."""
     slow_s = 0.3
 
     async def slowly(*arguments: Any, **named: Any) -> Any:
@@ -91,7 +91,7 @@ async def test_a_pull_that_does_not_wait_is_given_what_a_slow_storage_holds(
     queue = await house.queue()
     await house.publish(queue, numbered(2))
     if house.kind == "sqlite":
-        await house.restart()  # what was just published would not be read
+        await house.restart()  # otherwise the messages just published would not be read
     elif call == "read":
         pytest.skip("what it holds is at hand, in the broker's memory as well")
     asked = getattr(house.broker.storage, call)
@@ -104,7 +104,7 @@ async def test_a_pull_that_does_not_wait_is_given_what_a_slow_storage_holds(
 async def test_a_pull_that_does_not_wait_is_given_what_returned_from_a_slow_storage(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records of lines are read one by one, those of the log are not."""
+    """Records of lines are read one by one. Those of the log are not."""
     queue = await house.queue(backoff_s=0, backoff_max_s=0)
     group = await house.group(queue)
     for body in range(3):
@@ -141,7 +141,7 @@ async def test_a_pull_that_does_not_wait_waits_for_no_storage_that_refuses(
 
 @town()
 async def test_a_pull_that_does_not_wait_waits_for_no_other_gateway(town: Town) -> None:
-    """Whose consumer may hold the partitions for as long as it drains."""
+    """Its consumer may hold the partitions for as long as it drains."""
     group = await town.group(partitions=4)
     one, two = town.gateways[:2]
     await one.publish(one.find(), [message(n, f"k{n}") for n in range(40)])
@@ -155,7 +155,7 @@ async def test_a_pull_that_does_not_wait_waits_for_no_other_gateway(town: Town) 
 
 
 async def test_a_waiting_pull_is_answered_by_the_next_message(house: House) -> None:
-    """R24: waiting pulls are served in their order, each at once."""
+    """R24: Waiting pulls are served in their order, each at once."""
     queue = await house.queue()
     group = await house.group(queue)
     waits = []
@@ -170,7 +170,7 @@ async def test_a_waiting_pull_is_answered_by_the_next_message(house: House) -> N
 
 
 async def test_a_pull_counts_as_an_attempt_at_once(house: House) -> None:
-    """R19: nobody says `started` over HTTP; a killer message is dead-lettered all the same."""
+    """R19: No client says `started` over HTTP. A killer message is dead-lettered all the same."""
     queue = await house.queue(attempts_max=2)
     group = await house.group(queue, lease_s=0.05)
     await house.publish(queue, [message("killer", "a"), message("next", "a")])
@@ -182,7 +182,7 @@ async def test_a_pull_counts_as_an_attempt_at_once(house: House) -> None:
 
 
 async def test_an_expired_receipt_settles_nothing_of_the_next_delivery(house: House) -> None:
-    """R21: the lease ended and the message was pulled again: the old receipt is stale."""
+    """R21: The lease ended and the message was pulled again. The old receipt is stale."""
     queue = await house.queue()
     group = await house.group(queue, lease_s=0.05)
     await house.publish(queue, numbered(1))
@@ -200,7 +200,8 @@ async def test_an_expired_receipt_settles_nothing_of_the_next_delivery(house: Ho
 
 
 async def test_receipts_are_of_one_group_of_one_queue(house: House) -> None:
-    """R1, R24: forged, cut off, of another group or queue: invalid, and nothing happens."""
+    """R1, R24: A receipt that is forged, cut off, or of another group or queue is invalid, and
+    nothing happens."""
     queue, elsewhere = await house.queue(), await house.queue("elsewhere")
     group, other = await house.group(queue), await house.group(queue, "other")
     theirs = await house.group(elsewhere)
@@ -226,7 +227,7 @@ async def test_receipts_are_of_one_group_of_one_queue(house: House) -> None:
 
 
 async def test_receipts_of_before_a_restart_are_stale(durable_house: House) -> None:
-    """R15, R24: the new process is a new owner; the message comes again."""
+    """R15, R24: The new process is a new owner, and the message comes again."""
     house = durable_house
     queue = await house.queue()
     group = await house.group(queue)
@@ -242,7 +243,7 @@ async def test_receipts_of_before_a_restart_are_stale(durable_house: House) -> N
 
 
 async def test_receipts_of_before_a_seek_are_stale(house: House) -> None:
-    """R11: as the acks of sessions."""
+    """R11: The same holds for the acks of sessions."""
     queue = await house.queue(retention_s=3600)
     group = await house.group(queue)
     await house.publish(queue, numbered(2))
@@ -256,8 +257,8 @@ async def test_receipts_of_before_a_seek_are_stale(house: House) -> None:
 async def test_pulls_share_a_group_with_sessions_and_leave_it(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R24: the pulls are one consumer beside a session's; when no pull has come for a while they
-    leave, what they hold unsettled drains first, and the session gets everything."""
+    """R24: The pulls are one consumer beside a session's. When no pull has come for a while they
+    leave. Their unsettled deliveries drain first, and then the session gets everything."""
     monkeypatch.setattr("push.limits.PULL_IDLE_S", 0.2)
     monkeypatch.setattr("push.limits.DRAIN_S", 0.5)
     queue = await house.queue(partitions=4)
@@ -295,7 +296,7 @@ async def test_pulls_share_a_group_with_sessions_and_leave_it(
 async def test_a_pull_comes_back_while_the_pulls_are_leaving(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R24, R20: what drains is finished first; then the pulls own it again."""
+    """R24, R20: Draining deliveries are finished first. Then the pulls own the partition again."""
     monkeypatch.setattr("push.limits.PULL_IDLE_S", 0.1)
     queue = await house.queue()
     group = await house.group(queue)
@@ -316,7 +317,7 @@ async def test_a_pull_comes_back_while_the_pulls_are_leaving(
 async def test_who_pulled_and_works_for_long_keeps_its_lease_where_nobody_else_is(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R24: the pulls leave when what they hold is settled, not before."""
+    """R24: The pulls leave when their deliveries are settled, not before."""
     monkeypatch.setattr("push.limits.PULL_IDLE_S", 0.1)
     monkeypatch.setattr("push.limits.DRAIN_S", 0.1)
     queue = await house.queue()
@@ -334,7 +335,7 @@ async def test_who_pulled_and_works_for_long_keeps_its_lease_where_nobody_else_i
 
 
 async def test_a_nacked_pull_comes_again_after_its_delay(house: House) -> None:
-    """And what one pull carried of the key behind it returns with it."""
+    """Later messages of its key in the same pull return with it."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, numbered(3))
@@ -350,7 +351,7 @@ async def test_a_nacked_pull_comes_again_after_its_delay(house: House) -> None:
 
 
 async def test_what_a_vanished_client_pulled_returns_at_once(house: House) -> None:
-    """P6, R24: without waiting for the lease and without an attempt, in order."""
+    """P6, R24: They return without waiting for the lease and without an attempt, in order."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, numbered(3))
@@ -369,7 +370,8 @@ async def test_what_a_vanished_client_pulled_returns_at_once(house: House) -> No
 
 
 async def test_a_pull_that_is_cancelled_was_given_nothing(house: House) -> None:
-    """Cancelled at each possible moment: the next pull gets the message, at its first attempt."""
+    """It is cancelled at each possible moment. The next pull gets the message, at its first
+    attempt."""
     queue = await house.queue()
     group = await house.group(queue)
     await pull(house, queue, group, wait_s=0)
@@ -390,7 +392,7 @@ async def test_a_pull_that_is_cancelled_was_given_nothing(house: House) -> None:
 
 
 async def test_an_extended_pull_keeps_its_message(house: House) -> None:
-    """R20: past its first lease, up to the new one."""
+    """R20: It keeps it past its first lease, up to the new one."""
     queue = await house.queue()
     group = await house.group(queue, lease_s=0.2)
     await house.publish(queue, numbered(1))
@@ -401,7 +403,7 @@ async def test_an_extended_pull_keeps_its_message(house: House) -> None:
 
 
 async def test_a_drain_answers_pulls_at_once(house: House) -> None:
-    """P14: those that wait, and those that come."""
+    """P14: This holds for pulls that wait, and for those that come."""
     queue = await house.queue()
     group = await house.group(queue)
     waiting = asyncio.ensure_future(pull(house, queue, group, 1, 20))
@@ -413,7 +415,7 @@ async def test_a_drain_answers_pulls_at_once(house: House) -> None:
 
 
 async def test_a_refused_publish_reaches_no_pull(house: House) -> None:
-    """P2: what was refused is never delivered."""
+    """P2: A refused message is never delivered."""
     queue = await house.queue(message_bytes_max=5)
     group = await house.group(queue)
     answers = await house.publish(queue, [message("too long"), message(1)])
@@ -427,8 +429,8 @@ async def test_a_refused_publish_reaches_no_pull(house: House) -> None:
 async def test_who_pulls_as_the_pulls_of_before_leave_is_given_what_is_there(
     house: MadHouse,
 ) -> None:
-    """P6: nobody has pulled for long, and the next pull comes in the very turn of the loop in which
-    the consumer of before is taken out. Both have one name."""
+    """P6: No client has pulled for long. The next pull comes in the very turn of the loop in which
+    the earlier consumer is taken out. Both have one name."""
     queue = await house.queue()
     group = await house.group(queue)
     assert await pull(house, queue, group, wait_s=0.05) == []
@@ -451,7 +453,7 @@ async def test_who_pulls_as_the_pulls_of_before_leave_is_given_what_is_there(
 async def test_the_lease_of_what_is_pulled_does_not_run_while_its_answer_moves(
     house: House,
 ) -> None:
-    """R20, P6: a slow line takes longer than the lease."""
+    """R20, P6: A slow line takes longer than the lease."""
     queue = await house.queue()
     group = await house.group(queue, lease_s=0.2)
     await house.publish(queue, [message("large", "k")])
@@ -473,7 +475,7 @@ async def test_the_lease_of_what_is_pulled_does_not_run_while_its_answer_moves(
 async def test_an_answer_that_has_arrived_late_is_the_puller_s_for_a_whole_lease(
     house: House,
 ) -> None:
-    """R20; and no longer."""
+    """R20: It is no longer than that."""
     queue = await house.queue()
     group = await house.group(queue, lease_s=1.5)
     await house.publish(queue, [message("large", "k")])
@@ -502,7 +504,7 @@ async def test_what_is_pulled_over_a_line_that_stands_still_returns(
 
 
 async def test_a_pull_has_a_bound_in_bytes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P9: the next one goes on behind it."""
+    """P9: The next pull goes on after it."""
     monkeypatch.setattr(limits, "PULL_BYTES_MAX", 300_000)
     queue = await house.queue()
     group = await house.group(queue)

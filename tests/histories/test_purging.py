@@ -1,16 +1,19 @@
-"""Histories of purged queues (R12, R21, R26): what stood there is nobody's, what follows is."""
+"""Histories of purged queues (R12, R21, R26). Purged messages belong to no group, and later ones
+do."""
 
 from metadata.catalog import ANYBODY, Queue
 from tests.histories.house import House, delivery, eventually, message, numbered
 
 
 async def purge(house: House, queue: Queue, group: str | None = None) -> int:
-    """Durable when this returns; how many messages it was."""
+    """Purge the queue or the group. It is durable when this returns. Return the number of
+    messages."""
     return (await house.broker.upkeep.purge(ANYBODY, queue, group)).messages
 
 
 async def test_a_group_that_was_purged_goes_on_with_what_comes_then(house: House) -> None:
-    """In flight, waiting, or never given: none of it comes again, and its acks are stale."""
+    """Deliveries in flight, waiting messages, and messages never given do not come again, and their
+    acks are stale."""
     queue = await house.queue()
     group = await house.group(queue)
     other = await house.group(queue, "audit")
@@ -32,7 +35,7 @@ async def test_a_group_that_was_purged_goes_on_with_what_comes_then(house: House
 
 
 async def test_a_purged_queue_is_empty_for_everybody(house: House) -> None:
-    """Every group begins anew behind it, and a reader of before is told of a gap (P10)."""
+    """Every group begins after the purge, and an earlier reader is told of a gap (P10)."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.group(queue, "audit")
@@ -57,7 +60,7 @@ async def test_a_purged_queue_is_empty_for_everybody(house: House) -> None:
 
 
 async def test_a_parked_key_is_gone_with_a_purge(house: House) -> None:
-    """R18: its side line, its mark, its attempts; the key itself goes on."""
+    """R18: Its side line, its mark and its attempts are deleted. The key itself goes on."""
     queue = await house.queue(on_exhausted="park", attempts_max=1)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)

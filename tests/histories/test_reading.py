@@ -22,7 +22,7 @@ from tests.histories.house import (
 
 
 class Diary(dict[int, int]):
-    """A reader's position as a client keeps it: partition → next offset."""
+    """Reader's position as a client keeps it: partition → next offset."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -33,18 +33,19 @@ class Diary(dict[int, int]):
                 self[frame["partition"]] = frame["next"]
 
     def position(self, queue: Queue, generation: int = 1) -> Position:
-        """The token that the client would come back with."""
+        """Return the token that the client would come back with."""
         places = {str(number): [generation, at] for number, at in self.items()}
         return Position(queue_id=queue.queue_id, partitions=places)
 
 
 def messages(session: Session) -> list[Frame]:
-    """Every message that was pushed."""
+    """Return every message that was pushed."""
     return [one for frame in session.of_type("push") for one in frame["messages"]]
 
 
 async def test_a_reader_goes_on_where_it_was(house: House) -> None:
-    """R26, P10: resumed: nothing twice, nothing missed, each partition by itself."""
+    """R26, P10: After a resume no message comes twice, and none is missed, in each partition by
+    itself."""
     queue = await house.queue(partitions=4, retention_s=3600)
     session, reader = await house.read(queue, start="earliest")
     await house.publish(queue, [message(n, f"k{n}") for n in range(40)])
@@ -61,7 +62,8 @@ async def test_a_reader_goes_on_where_it_was(house: House) -> None:
 
 
 async def test_a_reader_is_told_of_a_gap(house: House) -> None:
-    """P10: what it wanted is gone: from where to where, and it goes on behind."""
+    """P10: Its next messages were deleted. The frame names the first and last of them, and it goes
+    on after them."""
     queue = await house.queue()
     group = await house.group(queue)
     consumer_session, consumer = await house.subscribe(queue, group)
@@ -80,7 +82,8 @@ async def test_a_reader_is_told_of_a_gap(house: House) -> None:
 
 
 async def test_retention_overtakes_a_reader_in_the_middle_of_its_stream(house: House) -> None:
-    """R26, P10: without credit for a while, it is told what it will not get, at that place."""
+    """R26, P10: It has no credit for a while. It is told at that place which messages it will not
+    get."""
     queue = await house.queue()
     group = await house.group(queue)
     other, consumer = await house.subscribe(queue, group)
@@ -107,7 +110,7 @@ async def test_retention_overtakes_a_reader_in_the_middle_of_its_stream(house: H
 async def test_a_position_of_another_history_is_unknown(
     house: House, place: list[int] | None, reason: str
 ) -> None:
-    """R2, P10: it is said, and reading begins at the earliest there is."""
+    """R2, P10: The frame says so, and reading begins at the earliest message."""
     queue = await house.queue(retention_s=3600)
     await house.publish(queue, numbered(3))
     places = {} if place is None else {"0": place}
@@ -122,7 +125,7 @@ async def test_a_position_of_another_history_is_unknown(
 
 @pytest.mark.parametrize("name", ["x", "-1", "1.0", "٣", "9" * 5000, "", "00", "01"])
 async def test_a_position_that_names_no_partition_is_refused(house: House, name: str) -> None:
-    """P12: with a sentence, whatever is written there."""
+    """P12: The refusal is a sentence, whatever the name is."""
     queue = await house.queue()
     position = Position(queue_id=queue.queue_id, partitions={name: [1, 1]})
     with pytest.raises(Refused, match="invalid_request"):
@@ -131,7 +134,7 @@ async def test_a_position_that_names_no_partition_is_refused(house: House, name:
 
 
 async def test_a_filtered_reader_gets_its_keys_and_moves_on_over_the_rest(house: House) -> None:
-    """R26: in order, and the position is behind what the filter skipped."""
+    """R26: They come in order, and the position is after the messages that the filter skipped."""
     queue = await house.queue(partitions=2, retention_s=3600)
     await house.publish(queue, [message(n, f"k{n % 5}") for n in range(50)])
     session, reader = await house.read(queue, keys=["k1", "k3"], start="earliest")
@@ -142,7 +145,7 @@ async def test_a_filtered_reader_gets_its_keys_and_moves_on_over_the_rest(house:
         mine = [one["body"] for one in messages(session) if one["key"] == key]
         assert mine == list(range(int(key[1]), 100, 5))
     await eventually(lambda: not reader.behind)
-    reader._owner._sweep()  # what tells a filtered reader, now and then
+    reader._owner._sweep()  # reports the position to a filtered reader, now and then
     ends = {
         s.partition.number: s.end for s in await house.broker.storage.partitions(queue.queue_id)
     }
@@ -153,7 +156,7 @@ async def test_a_filtered_reader_gets_its_keys_and_moves_on_over_the_rest(house:
 async def test_a_filtered_reader_that_is_cut_off_by_credit_misses_nothing(
     house: House, start: str
 ) -> None:
-    """R26, P10: whatever credit it had when it went, its position brings the rest."""
+    """R26, P10: Whatever credit it had when it left, its position brings the rest."""
     queue = await house.queue(retention_s=3600)
     wanted = list(range(0, 40, 2))
     for credit in (1, 3, 7, 20):
@@ -176,8 +179,8 @@ async def test_a_filtered_reader_that_is_cut_off_by_credit_misses_nothing(
 
 
 async def test_a_filtered_push_has_a_bound(house: House) -> None:
-    """P9: the messages of one record, all wanted, larger than a push: several pushes, live and
-    caught up."""
+    """P9: The wanted messages of one record are larger than a push. They come in several pushes,
+    live and when catching up."""
     queue = await house.queue(retention_s=3600)
     live, _ = await house.read(queue, keys=["k"])
     await house.publish(queue, [message("x" * 30_000) for _ in range(10)])
@@ -191,7 +194,7 @@ async def test_a_filtered_push_has_a_bound(house: House) -> None:
 
 
 async def test_a_reader_starts_at_a_time(house: House) -> None:
-    """R26: with the first message published at or after it."""
+    """R26: It starts with the first message published at or after it."""
     queue = await house.queue(partitions=2, retention_s=3600)
     await house.publish(queue, [message(n, f"k{n}") for n in range(10)])
     then_unix_ms = int(time.time() * 1000) + 2
@@ -208,8 +211,8 @@ async def test_a_reader_starts_at_a_time(house: House) -> None:
 
 
 async def test_readers_at_the_tail_get_every_message_once(house: House) -> None:
-    """R26: joined at any moment of a stream that goes on, plain and filtered, with much and little
-    credit: each offset once, in order, nothing left out."""
+    """R26: They join at any moment of a stream that goes on, plain and filtered, with much and
+    little credit. Each offset comes once, in order, with none left out."""
     queue = await house.queue(retention_s=3600)
     readers: list[tuple[Session, Any, dict[str, Any]]] = []
     for turn in range(30):
@@ -233,7 +236,7 @@ async def test_readers_at_the_tail_get_every_message_once(house: House) -> None:
 
 
 async def test_a_reader_takes_nothing_from_a_group(house: House) -> None:
-    """R12: a reader pins nothing and settles nothing."""
+    """R12: A reader pins nothing and settles nothing."""
     queue = await house.queue()
     group = await house.group(queue)
     session, _ = await house.read(queue, start="earliest")
@@ -246,7 +249,7 @@ async def test_a_reader_takes_nothing_from_a_group(house: House) -> None:
 
 
 async def test_readers_of_a_deleted_queue_hear_of_it(house: House) -> None:
-    """R1: an error names the subscription, also of one that is catching up."""
+    """R1: An error names the subscription, also of a reader that is catching up."""
     queue = await house.queue(retention_s=3600)
     await house.publish(queue, numbered(50))
     tail, at_tail = await house.read(queue)
@@ -260,7 +263,7 @@ async def test_readers_of_a_deleted_queue_hear_of_it(house: House) -> None:
 
 
 async def test_a_reader_sees_what_lies_above_the_retention_line(house: House) -> None:
-    """R12: settled by every group and out of retention, a record goes, and one that is pinned by a
+    """R12: A record settled by every group and out of retention is deleted. One that is pinned by a
     stuck message stays, alone."""
     queue = await house.queue(on_exhausted="park", attempts_max=1)
     group = await house.group(queue)

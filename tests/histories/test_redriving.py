@@ -16,7 +16,8 @@ DEAD = "orders.dead-letters"
 
 
 async def bury(house: House, queue: Queue, messages: list[Message], **nack: Any) -> None:
-    """Each exhausts its only attempt in the group `billing`, and stands in the dead letters."""
+    """Let each message exhaust its only attempt in the group `billing`, and go to the dead
+    letters."""
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
     before = house.broker.dead_letters.moved_total
@@ -37,26 +38,26 @@ async def bury(house: House, queue: Queue, messages: list[Message], **nack: Any)
 
 
 async def dead(house: House, queue: Queue, **look: Any) -> list[FoundDeadLetter]:
-    """Those that have not gone back."""
+    """Return the dead letters that have not gone back."""
     found = await house.broker.upkeep.dead_letters(ANYBODY, queue, Look(**{"limit": 100, **look}))
     return found.messages
 
 
 async def redrive(house: House, queue: Queue, **look: Any) -> int:
-    """How many went back, durably."""
+    """Redrive. Return how many went back, durably."""
     wanted = Look(**{"limit": 1000, **look})
     return (await house.broker.upkeep.redrive(ANYBODY, queue, wanted)).messages
 
 
 async def stands(house: House, queue: Queue) -> list[tuple[Any, str | None]]:
-    """(body, key) of what is in the queue, in order."""
+    """Return (body, key) of the messages in the queue, in order."""
     found = await house.broker.upkeep.peek(ANYBODY, queue, Look(limit=1000), None)
     assert found.next is None
     return [(int(bytes(one.body or b"")), one.key) for one in found.messages]
 
 
 async def mortal(house: House, **settings: Any) -> Queue:
-    """A queue whose messages die of one failed attempt, and are kept for readers."""
+    """Make a queue whose messages die of one failed attempt, and are kept for readers."""
     return await house.queue(attempts_max=1, retention_s=3600, **settings)
 
 
@@ -102,8 +103,8 @@ async def test_dead_letters_say_where_they_come_from_and_why(house: House) -> No
 
 
 async def test_what_goes_back_is_the_message_that_it_was(house: House) -> None:
-    """P2: key, id, body and headers; a new offset, a first attempt; for every group. Its id is
-    still remembered of the first time, and does not make a duplicate of it."""
+    """P2: Key, id, body and headers are the same. It has a new offset and a first attempt, for
+    every group. Its id is remembered from the first time, and does not make it a duplicate."""
     queue = await mortal(house)
     fields = {"content_type": "text/x", "headers": {"trace": "a1b2"}, "sent_unix_ms": 5}
     await bury(house, queue, [message({"n": 1.50}, "a", id="7d9f", **fields)])
@@ -122,7 +123,7 @@ async def test_what_goes_back_is_the_message_that_it_was(house: House) -> None:
 
 
 async def test_letters_of_a_key_go_back_in_their_order(house: House) -> None:
-    """P3, over several batches and calls."""
+    """P3: This holds over several batches and calls."""
     queue = await mortal(house, partitions=4)
     await bury(house, queue, [message(n, f"k{n % 3}") for n in range(24)])
     assert await redrive(house, queue, limit=5) == 5
@@ -134,7 +135,7 @@ async def test_letters_of_a_key_go_back_in_their_order(house: House) -> None:
 
 
 async def test_some_go_back_and_the_others_stay(house: House) -> None:
-    """By key, by reason, by number; what stays goes later, or never."""
+    """The choice is by key, by reason or by number. The others go later, or never."""
     queue = await mortal(house)
     await bury(house, queue, [message(0, "a"), message(1, "b"), message(2, "a")])
     await house.publish(house.find(DEAD), [message(9, "a", headers={"no": "letter"})])
@@ -162,8 +163,8 @@ async def test_queues_that_share_dead_letters_get_their_own_back(house: House) -
 async def test_a_redrive_that_dies_between_append_and_settle_doubles_nothing(
     durable_house: House, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
-    """R8: the messages stand in the queue, the letters are not settled; the broker ends there, is
-    started again, and the redrive run again."""
+    """R8: The messages are in the queue, and the letters are not settled. The broker ends there and
+    is started again, and the redrive is run again."""
     house = durable_house
     queue = await mortal(house, partitions=3)
     await bury(house, queue, [message(n, key) for n in range(4)])
@@ -200,9 +201,9 @@ async def test_an_append_whose_answer_is_lost_is_made_once(house: House) -> None
 async def test_a_full_queue_takes_the_first_ones_and_keeps_the_order(
     house: House, lacks: int, code: str
 ) -> None:
-    """R7, P3: a later one of the key that would still fit does not overtake; nothing is lost, and
-    the error says how far it came. Whether waiting helps, it says as well: a letter that is a byte
-    larger than the queue may be never goes back before the bound is raised."""
+    """R7, P3: A later one of the key that would still fit does not overtake. Nothing is lost, and
+    the error says how far it came. It says as well whether waiting helps. A letter that is a byte
+    larger than the queue allows never goes back before the bound is raised."""
     queue = await mortal(house)
     await bury(house, queue, [message(n) for n in (0, int("1" * 700), 2, 3)])
     await house.broker.upkeep.purge(ANYBODY, queue, None)
@@ -223,7 +224,7 @@ async def test_a_full_queue_takes_the_first_ones_and_keeps_the_order(
 async def test_the_group_that_carries_the_position_is_not_redriven_under_a_consumer(
     house: House,
 ) -> None:
-    """What its consumers settle would count as sent back."""
+    """Messages that its consumers settle would count as sent back."""
     queue = await mortal(house)
     await bury(house, queue, [message(5)])
     graveyard = house.find(DEAD)
@@ -236,7 +237,7 @@ async def test_the_group_that_carries_the_position_is_not_redriven_under_a_consu
 
 
 async def test_no_id_that_a_client_gives_stands_for_a_letter(house: House) -> None:
-    """R8, P1: a message of the very name under which a letter goes back does not keep it out."""
+    """R8, P1: A message with the very id under which a letter goes back does not keep it out."""
     queue = await mortal(house)
     await bury(house, queue, [message(0, "a")])
     name = f"{house.find(DEAD).queue_id}-1-0-0"
@@ -253,7 +254,7 @@ async def test_two_redrives_at_once_are_one(house: House) -> None:
 
 
 async def test_a_redrive_whose_caller_leaves_is_finished(house: House) -> None:
-    """What was appended is settled, too: no later redrive finds it."""
+    """Appended letters are settled, too, so no later redrive finds them."""
     queue = await mortal(house)
     await bury(house, queue, [message(n) for n in range(5)])
     task = asyncio.ensure_future(redrive(house, queue))
@@ -265,7 +266,7 @@ async def test_a_redrive_whose_caller_leaves_is_finished(house: House) -> None:
 
 
 async def test_letters_that_went_back_leave_the_dead_letters(house: House) -> None:
-    """R12: nobody else wants them; those that stay are kept."""
+    """R12: No other group wants them. Those that stay are kept."""
     queue = await mortal(house)
     await bury(house, queue, [message(0, "a")])
     await bury(house, queue, [message(1, "b")])
@@ -276,7 +277,7 @@ async def test_letters_that_went_back_leave_the_dead_letters(house: House) -> No
 
 
 async def test_what_dies_again_is_a_letter_again(house: House) -> None:
-    """With its origin anew, and once more in the headers."""
+    """Its origin is new, and is once more in the headers."""
     queue = await mortal(house)
     await bury(house, queue, [message(0, "a", id="i")])
     assert await redrive(house, queue) == 1
@@ -293,8 +294,8 @@ async def test_what_dies_again_is_a_letter_again(house: House) -> None:
 async def test_a_letter_that_died_among_the_dead_letters_goes_back_the_way_it_came(
     house: House,
 ) -> None:
-    """P1: to the first dead-letter queue, where it says again what it said there, and from there to
-    the first queue."""
+    """P1: It goes to the first dead-letter queue with the origin that it had there, and from there
+    to the first queue."""
     queue = await mortal(house)
     first = await house.queue(DEAD, attempts_max=1, dead_letter_queue="second")
     await bury(house, queue, [message(0, "a", id="i", headers={"own": "x"})])

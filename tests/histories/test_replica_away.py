@@ -1,6 +1,9 @@
-"""Histories of gateways whose store has lost a copy for longer than anybody waits: whatever waits
-for every copy fails (the groups' rows, read and changed, and the catalog), everything else is well.
-README: those that run go on, at the levels that the table says."""
+"""Histories of gateways whose store has lost a copy for longer than any client waits. Acts that
+wait for every copy fail (the groups' rows, read and changed, and the catalog). Everything else
+works.
+
+README: Running gateways go on, at the levels that the table says.
+"""
 
 import asyncio
 from typing import Any
@@ -20,14 +23,14 @@ NEEDS_ALL = {"membership", "change_membership", "put_queue", "put_group"}
 
 
 def replica_away(town: Town) -> None:
-    """From now on."""
+    """Take a replica away from now on."""
     for gateway in town.gateways:
         gateway.metadata.fail = lambda name: FEW if name in NEEDS_ALL else None
 
 
 async def failed_over(town: Town) -> None:
-    """Nobody is primary for longer than beats may stand still; then one is, and the one of before
-    is the replica that is away."""
+    """Leave the store without a primary for longer than beats may stand still. Then there is one,
+    and the earlier primary is the replica that is away."""
     for gateway in town.gateways:
         gateway.metadata.fail = lambda name: FEW
     await asyncio.sleep(GONE_S + 2)
@@ -36,8 +39,8 @@ async def failed_over(town: Town) -> None:
 
 
 async def taken_over(town: Town, *stalled: str) -> tuple[Group, Session, Session]:
-    """Two gateways with a consumer each, of which the first one is cut off until everything is the
-    second one's by the row. `stalled`: what does not happen at the second one's storage."""
+    """Make two gateways with a consumer each. The first is cut off until the row gives everything
+    to the second. `stalled` names calls that do not happen at the second one's storage."""
     one, two = town.gateways
     group = await town.group(partitions=4, lease_s=600)
     first, _ = await one.consumer(group)
@@ -52,7 +55,7 @@ async def taken_over(town: Town, *stalled: str) -> tuple[Group, Session, Session
 
 @town(2)
 async def test_gateways_that_run_are_there_while_a_replica_is_away(town: Town) -> None:
-    """R14, R29: however many groups they look at in vain, beats are answered."""
+    """R14, R29: However many groups they look at in vain, beats are answered."""
     group = await town.group(partitions=2)
     first = town.gateways[0]
     groups = [group]
@@ -75,7 +78,7 @@ async def test_gateways_that_run_are_there_while_a_replica_is_away(town: Town) -
 
 
 async def goes_on(town: Town) -> None:
-    """Behind a failover that leaves a replica away, consumers are given what comes."""
+    """Check that consumers are given new messages after a failover that leaves a replica away."""
     group = await town.group(partitions=4, lease_s=600)
     consumers = [await gateway.consumer(group) for gateway in town.gateways]
     await town.shared(group)
@@ -94,8 +97,8 @@ async def goes_on(town: Town) -> None:
 async def test_one_gateway_goes_on_behind_a_failover_that_leaves_a_replica_away(
     town: Town,
 ) -> None:
-    """The rows of its groups cannot be read on every copy, for good; where it reads them nobody
-    has taken anything."""
+    """The rows of its groups can never be read on every copy. In the rows that it reads, no other
+    gateway has taken anything."""
     await goes_on(town)
 
 
@@ -103,14 +106,14 @@ async def test_one_gateway_goes_on_behind_a_failover_that_leaves_a_replica_away(
 async def test_several_gateways_go_on_behind_a_failover_that_leaves_a_replica_away(
     town: Town,
 ) -> None:
-    """All of them, each with what it had."""
+    """All of them go on, each with its own partitions."""
     await goes_on(town)
 
 
 @town(2)
 async def test_who_comes_back_gives_nothing_that_others_have_taken(town: Town) -> None:
-    """P5: the replica goes away when another gateway has taken over. That is in the row wherever it
-    is read; and what cannot be read on every copy cannot be joined either."""
+    """P5: The replica goes away when another gateway has taken over. Every readable copy of the row
+    says so. A group whose row cannot be read on every copy cannot be joined either."""
     one, two = town.gateways
     group, first, second = await taken_over(town)
     await becomes(lambda: len(two.owns(group)) == 4)
@@ -132,8 +135,8 @@ async def test_who_comes_back_gives_nothing_that_others_have_taken(town: Town) -
 
 @town(2)
 async def test_who_was_taken_out_gives_nothing_before_it_is_in_the_row_again(town: Town) -> None:
-    """P5, R22: its place is still waited for, and nobody has it. But it may be another one's as
-    soon as copies are there, before this gateway can read that."""
+    """P5, R22: Its place is still kept, and no consumer has it. Yet another one may get it as soon
+    as the copies are back, before this gateway can read that."""
     one, two = town.gateways
     group = await town.group(partitions=4, lease_s=600)
     first, _ = await one.consumer(group, "first", linger_s=600)
@@ -158,7 +161,7 @@ async def test_who_was_taken_out_gives_nothing_before_it_is_in_the_row_again(tow
 
 @town(1)
 async def test_whose_change_was_not_answered_goes_on_with_what_it_has(town: Town) -> None:
-    """R14: the row is another one than it knows, and nobody else's."""
+    """R14: The row differs from the one that it knows, and no other gateway wrote it."""
     group = await town.group(partitions=4, lease_s=600)
     (one,) = town.gateways
     first, consumer = await one.consumer(group, "first")
@@ -189,7 +192,7 @@ async def test_whose_change_was_not_answered_goes_on_with_what_it_has(town: Town
 
 @town(2)
 async def test_what_was_taken_is_not_owned_again_by_an_older_row(town: Town) -> None:
-    """R14: the other gateway has it by the row, and has not begun yet."""
+    """R14: The row gives it to the other gateway, which has not begun yet."""
     one, two = town.gateways
     group, _, _ = await taken_over(town, "own")
     owned = [*town.owned]
@@ -204,7 +207,7 @@ async def test_what_was_taken_is_not_owned_again_by_an_older_row(town: Town) -> 
 
 @town(1)
 async def test_who_comes_back_gives_nothing_of_a_group_that_is_gone(town: Town) -> None:
-    """It was deleted elsewhere, and the news are not here yet: there is no row."""
+    """It was deleted elsewhere, and the notice has not arrived here. There is no row."""
     group = await town.group(partitions=2)
     (gateway,) = town.gateways
     session, _ = await gateway.consumer(group)

@@ -21,7 +21,7 @@ Frame = dict[str, Any]
 
 
 class Client(Socket):
-    """A client in a group; keeps what it was given over all its transports."""
+    """Client in a group that keeps its deliveries over all its transports."""
 
     def __init__(
         self, house: House, around: SessionServices | None = None, name: str = "s-1"
@@ -38,7 +38,7 @@ class Client(Socket):
         return await self.until("welcome")
 
     def again(self, name: str = "s-2") -> "Client":
-        """The same client over another transport, which has not said hello yet."""
+        """Return the same client over another transport, which has not said hello yet."""
         return Client(self.house, self.around, name)
 
     def resume(self, session: str = "s-1", **fields: Any) -> Frame:
@@ -71,7 +71,7 @@ class Client(Socket):
 
 @pytest.fixture
 async def client(house: House) -> Client:
-    """It holds message 0 and 1 of key k, and has seen nothing else."""
+    """Client that holds message 0 and 1 of key k, and has seen nothing else."""
     queue = await house.queue()
     await house.group(queue)
     client = Client(house)
@@ -84,7 +84,7 @@ async def client(house: House) -> Client:
 async def test_what_a_client_holds_stays_its_own_over_a_lost_transport(
     client: Client, house: House
 ) -> None:
-    """R22: nothing is given twice, and its ack counts."""
+    """R22: No message is given twice, and its ack counts."""
     places = [place for place, _, _ in client.pushed]
     client.session.on_transport_lost()
     back = client.again()
@@ -99,7 +99,7 @@ async def test_what_a_client_holds_stays_its_own_over_a_lost_transport(
 async def test_a_client_whose_silence_closed_its_transport_is_heard_again(
     client: Client, house: House
 ) -> None:
-    """R22: 4001 says to come back. What it then says counts, and it is given more."""
+    """R22: 4001 says to come back. Its later frames count, and it is given more."""
     places = [place for place, _, _ in client.pushed]
     for _ in range(2):  # a ping, and no answer
         due = client.session.next_deadline()
@@ -120,7 +120,7 @@ async def test_a_client_whose_silence_closed_its_transport_is_heard_again(
 async def test_what_a_client_never_saw_comes_again_uncounted_and_in_order(
     client: Client, house: House
 ) -> None:
-    """P3, R19: the push left, and the socket was gone. The key waits for it."""
+    """P3, R19: The push was sent, and the socket was lost. The key waits for it."""
     first = client.pushed[0][0]
     client.session.on_transport_lost()
     back = client.again()
@@ -138,7 +138,7 @@ async def test_what_a_client_never_saw_comes_again_uncounted_and_in_order(
 async def test_while_nobody_is_there_nothing_is_given_and_nobody_takes_over(
     client: Client, house: House
 ) -> None:
-    """P3: the partition stays, as long as the session lingers."""
+    """P3: The partition stays, as long as the session lingers."""
     client.session.on_transport_lost()
     seen = len(client.frames)
     other, _ = await house.subscribe(
@@ -154,7 +154,7 @@ async def test_while_nobody_is_there_nothing_is_given_and_nobody_takes_over(
 
 
 async def test_who_does_not_come_back_in_time_returns_what_it_held(house: House) -> None:
-    """P6: its linger, and not its lease."""
+    """P6: Its linger counts, and not its lease."""
     queue = await house.queue()
     group = await house.group(queue)
     client = Client(house)
@@ -170,7 +170,7 @@ async def test_who_does_not_come_back_in_time_returns_what_it_held(house: House)
 
 
 async def test_who_does_not_ask_to_linger_does_not(house: House) -> None:
-    """P6: a client that knows nothing of coming back holds up nobody."""
+    """P6: A client that knows nothing of coming back holds up no other."""
     queue = await house.queue()
     group = await house.group(queue)
     client = Client(house)
@@ -185,7 +185,7 @@ async def test_who_does_not_ask_to_linger_does_not(house: House) -> None:
 async def test_a_session_moves_while_its_old_transport_still_stands(
     client: Client, house: House
 ) -> None:
-    """A socket that died in silence: the new transport is the session's, the old one is told."""
+    """The socket died in silence. The session has the new transport, and the old one is told."""
     places = [place for place, _, _ in client.pushed]
     back = client.again()
     assert back.resume()["resumed"] == [1]
@@ -199,8 +199,8 @@ async def test_a_session_moves_while_its_old_transport_still_stands(
 
 
 async def test_credit_counts_what_arrived(house: House) -> None:
-    """R25: granted 2, two sent, one arrived: one more may come, and not two, and not none. Which
-    one is the broker's choice: these are four keys."""
+    """R25: Two are granted and sent, and one arrived. Exactly one more may come. The broker chooses
+    which one, because these are four keys."""
     queue = await house.queue()
     await house.group(queue)
     client = Client(house)
@@ -219,7 +219,7 @@ async def test_credit_counts_what_arrived(house: House) -> None:
 
 
 async def test_what_returned_meanwhile_is_revoked(house: House) -> None:
-    """R17: its lease ended while nobody listened. Only the ack of what is held counts."""
+    """R17: Its lease ended while its transport was lost. Only the ack of a held delivery counts."""
     queue = await house.queue(lease_s=0.05)
     await house.group(queue, lease_s=0.05)
     client = Client(house)
@@ -238,7 +238,7 @@ async def test_what_returned_meanwhile_is_revoked(house: House) -> None:
 async def test_an_ack_that_was_answered_into_the_void_is_answered_again(
     client: Client, house: House
 ) -> None:
-    """R21, P5: it is settled, and nothing is revoked for it."""
+    """R21, P5: It is settled, and nothing is revoked for it."""
     places = [place for place, _, _ in client.pushed]
     client.say(type="ack", ref=4, subscription=1, deliveries=delivery(places[0]))
     client.session.on_transport_lost()
@@ -264,7 +264,7 @@ async def test_a_list_may_come_in_parts(client: Client) -> None:
 async def test_lists_that_do_not_end_are_bounded(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: over all subscriptions; what was listed before still counts."""
+    """P9: The bound is on all subscriptions. Deliveries listed before still count."""
     monkeypatch.setattr(limits, "NAMED_AS_HELD_MAX", 3)
     places = [place for place, _, _ in client.pushed]
     subscribe = {"type": "subscribe", "subscription": 2, "queue": "orders", "group": "audit"}
@@ -286,7 +286,7 @@ async def test_lists_that_do_not_end_are_bounded(
 
 
 async def test_what_was_listed_for_a_subscription_ends_with_it(client: Client) -> None:
-    """R22: the next one of its number begins with nothing."""
+    """R22: The next one of its number begins with nothing."""
     places = [place for place, _, _ in client.pushed]
     client.session.on_transport_lost()
     back = client.again()
@@ -302,7 +302,7 @@ async def test_what_was_listed_for_a_subscription_ends_with_it(client: Client) -
 
 
 async def test_more_received_than_was_sent_is_refused(client: Client) -> None:
-    """P12: and changes nothing; the right list still counts."""
+    """P12: It changes nothing, and the right list still counts."""
     places = [place for place, _, _ in client.pushed]
     client.session.on_transport_lost()
     back = client.again()
@@ -312,7 +312,7 @@ async def test_more_received_than_was_sent_is_refused(client: Client) -> None:
 
 
 async def test_who_was_not_away_cannot_say_what_it_holds(client: Client, house: House) -> None:
-    """P12: what is on its way to it would be taken back, and its handlers would run twice."""
+    """P12: Deliveries on their way to it would be taken back, and its handlers would run twice."""
     assert client.hold(0, [])["code"] == "invalid_request"
     place = client.pushed[0][0]
     client.say(type="ack", ref=5, subscription=1, deliveries=delivery(place, 1))
@@ -325,14 +325,14 @@ async def test_who_was_not_away_cannot_say_what_it_holds(client: Client, house: 
 
 
 async def test_somebody_else_s_session_is_nobody_s(client: Client) -> None:
-    """P11: a session that is not there, and one of another principal, look the same."""
+    """P11: A session that does not exist, and one of another principal, look the same."""
     back = client.again()
     assert back.resume(session="s-7")["resumed"] is None
     assert client.close_code is None
 
 
 async def test_a_hello_with_a_session_stands_alone(client: Client) -> None:
-    """P12: what came behind it would be said to the wrong session."""
+    """P12: Later frames would go to the wrong session."""
     client.session.on_transport_lost()
     back = client.again()
     back.session.receive(b'[{"type":"hello","session":"s-1"},{"type":"ping"}]', now=0.0)
@@ -341,7 +341,7 @@ async def test_a_hello_with_a_session_stands_alone(client: Client) -> None:
 
 
 async def test_a_gateway_that_goes_down_waits_for_nobody(client: Client, house: House) -> None:
-    """P14: who lingers cannot be told; what it held returns."""
+    """P14: A lingering session cannot be told, and its deliveries return."""
     client.session.on_transport_lost()
     assert len(client.around.sessions) == 1
     client.around.sessions.end_lingering()

@@ -1,4 +1,4 @@
-"""Rights, where more than one thing is at stake: sending order, queues made on first use, rights
+"""Histories of rights with more than one effect: sending order, queues made on first use, rights
 that become fewer, and queues that take the dead letters of others (P11)."""
 
 from typing import Any
@@ -18,23 +18,22 @@ from tests.histories.house import Frame, House, Socket, numbered
 
 
 def admitted(*rights: str, tenant: str = "default", name: str = "ann") -> Admission:
-    """With these rights."""
+    """Return an admission with these rights."""
     return Admission(Principal(name, tenant), rights=parse_rights(rights))
 
 
 class Doorman(Authenticator):
-    """Lets everybody in as ann, with the rights that the token consists of."""
+    """Authenticator that admits every client as ann, with the rights that the token consists of."""
 
     def __init__(self) -> None:
         super().__init__("a token")
 
     def check_token(self, presented: str | None, **_: object) -> Admission:
-        """As Auth.check_token."""
         return admitted(*(presented or "").split(";"))
 
 
 async def asked(house: House, rights: list[str], method: str, path: str, body: Any = None) -> Any:
-    """(status, answer) of a request with these rights."""
+    """Return (status, answer) of a request with these rights."""
     application = Application(house.broker, Doorman())
     headers = {"Authorization": f"Bearer {';'.join(rights)}"}
     async with client_of(application) as http:
@@ -43,7 +42,7 @@ async def asked(house: House, rights: list[str], method: str, path: str, body: A
 
 
 def socket(house: House, *rights: str, around: SessionServices | None = None) -> Socket:
-    """A session with these rights."""
+    """Make a session with these rights."""
     around = around or SessionServices(house.broker, Doorman())
     found = Socket(house, around, new_session_id(), admitted(*rights))
     found.say(type="hello", producer="p", linger_s=30)
@@ -51,14 +50,14 @@ def socket(house: House, *rights: str, around: SessionServices | None = None) ->
 
 
 async def said(session: Socket, **frame: Any) -> Frame:
-    """The answer to a frame."""
+    """Send a frame, and return its answer."""
     ref = len(session.frames) + 1000
     session.say(ref=ref, **frame)
     return await session.until_ref(ref)
 
 
 def publish(*keys: str | None, queue: str = "orders", **more: Any) -> Frame:
-    """A frame with a message of each key."""
+    """Return a frame with a message of each key."""
     messages = [{"body": n, **({} if k is None else {"key": k})} for n, k in enumerate(keys)]
     return {"type": "publish", "queue": queue, "messages": messages, **more}
 
@@ -81,7 +80,7 @@ async def test_a_message_of_another_key_is_refused_in_its_place(house: House) ->
 
 
 async def test_behind_a_forbidden_message_none_of_its_key_is_stored(house: House) -> None:
-    """R7: the right comes in the middle of a stream."""
+    """R7: The right comes in the middle of a stream."""
     await house.queue()
     session = socket(house, "publish:orders:mine")
     first = await said(session, **publish("yours", "mine", sequence=0))
@@ -128,7 +127,7 @@ async def test_who_may_less_now_loses_what_that_does_not_cover(house: House) -> 
     errors = {one["subscription"]: one["code"] for one in session.of_type("error")}
     assert errors == {1: "forbidden", 3: "forbidden"}
     group = house.broker.metadata.find_group(ANYBODY, queue, "g")
-    assert not house.broker.groups.runtimes[group.group_id].members  # what it held waits for others
+    assert not house.broker.groups.runtimes[group.group_id].members  # others wait for its messages
     session.frames.clear()
     await house.publish(queue, numbered(1, first=9))
     await house.publish(other, numbered(1, first=9))
@@ -166,7 +165,7 @@ async def test_only_ones_own_session_is_come_back_to_and_no_tenant_learns_of_ano
             other.say(type="hello", session=known, linger_s=30)
             (welcome,) = other.frames
             assert welcome["resumed"] is None
-            # A principal beside it gets another id; to another tenant both ids are the same.
+            # A principal beside it gets another id. For another tenant both ids are the same.
             assert number == 0 or welcome["session"] == known
             other.session.end()
     assert mine.close_code is None
@@ -227,7 +226,8 @@ async def test_a_circle_of_dead_letters_names_no_queue_that_one_may_not_see(hous
 
 
 async def test_to_have_an_alert_told_to_a_queue_is_to_publish_there(house: House) -> None:
-    """Whole or in part, one by one or all of them; to change another setting is not."""
+    """This holds for a part or the whole, and for one alert or all of them. To change another
+    setting needs no such right."""
     await house.queue()
     alert = {"name": "late", "when": "lag", "above": 1, "queue": "ops"}
     part = {field: alert[field] for field in ("when", "above", "queue")}

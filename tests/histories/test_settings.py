@@ -1,4 +1,5 @@
-"""What making and changing queues and groups does to messages: over memory, SQLite and Redis."""
+"""Histories of effects on messages when queues and groups are made and changed, over memory, SQLite
+and Redis."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -26,14 +27,14 @@ WEEK_S = 604_800.0
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    """A server of its own."""
+    """Server of its own."""
     with a_server() as started:
         yield started
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 async def house(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[House]:
-    """A broker over each storage and catalog."""
+    """Broker over each storage and catalog."""
     if request.param == "redis":
         opened: House = Gateway(folder, await emptied(request.getfixturevalue("node")))
     else:
@@ -45,19 +46,19 @@ async def house(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[H
 
 @pytest.fixture
 async def http(house: House) -> AsyncIterator[httpx2.AsyncClient]:
-    """Its HTTP interface."""
+    """HTTP interface of the broker."""
     async with house.http() as client:
         yield client
 
 
 async def made(http: httpx2.AsyncClient, path: str = QUEUE, **settings: Any) -> None:
-    """A queue or a group with these settings."""
+    """Make a queue or a group with these settings."""
     answer = await http.put(path, json=settings)
     assert answer.status_code == 201, answer.text
 
 
 async def published(house: House, count: int, key: str = "k") -> Queue:
-    """So many messages, each in a record of its own, which retention deletes whole."""
+    """Publish `count` messages, each in a record of its own, which retention deletes whole."""
     for number in range(count):
         (stored,) = await house.publish(house.find(), [message(number, key)])
         assert not isinstance(stored, str), stored
@@ -65,7 +66,7 @@ async def published(house: House, count: int, key: str = "k") -> Queue:
 
 
 async def settled(house: House, count: int, *, leaves: bool = True) -> Group:
-    """The group's consumer settles the first ones, and leaves."""
+    """Let the group's consumer settle the first `count` messages, and leave."""
     queue = house.find()
     group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
     session, consumer = await house.subscribe(queue, group)
@@ -79,7 +80,7 @@ async def settled(house: House, count: int, *, leaves: bool = True) -> Group:
 
 
 async def looked(house: House) -> None:
-    """The janitor has looked at everything."""
+    """Let the janitor look at everything."""
     queue = house.find()
     for _ in range(3):
         house.broker.janitor._touched |= house.broker.janitor._all()
@@ -88,21 +89,21 @@ async def looked(house: House) -> None:
 
 
 async def older(age_s: float) -> None:
-    """What was published is older than that."""
+    """Wait until the published messages are older than this age."""
     since = time.time()
     await eventually(lambda: time.time() - since > age_s + 0.002)
 
 
 async def depth(http: httpx2.AsyncClient, path: str = QUEUE) -> int:
-    """Messages that are retained."""
+    """Return how many messages are retained."""
     return int((await http.get(path)).json()["depth"])
 
 
 async def refused(
     http: httpx2.AsyncClient, path: str, settings: dict[str, Any], messages: int, **told: int
 ) -> None:
-    """The change is refused with these numbers, also where it is confirmed for one message less,
-    and made when it is confirmed."""
+    """Check that the change is refused with these numbers, also if one message less is confirmed.
+    Then make it, confirmed."""
     before = (await http.get(path)).json()["settings"]
     for query in ({}, {"deletes_max": messages - 1}):
         answer = await http.patch(path, json=settings, params=query)
@@ -116,13 +117,13 @@ async def refused(
     assert {one["name"] for one in confirmed.json()["changes"]} == set(settings)
 
 
-# --- Nothing goes by making it again --------------------------------------------------------------
+# --- Queues made again ----------------------------------------------------------------------------
 
 
 async def test_making_a_queue_again_at_the_start_of_an_app_deletes_nothing(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """P1: with defaults, with the settings that it has, and with other ones."""
+    """P1: This holds with defaults, with the present settings, and with other ones."""
     await made(http, retention_s=WEEK_S, partitions=1, attempts_max=9)
     await made(http, GROUP, lease_s=99)
     await published(house, 10)
@@ -154,7 +155,7 @@ async def test_making_a_queue_again_at_the_start_of_an_app_deletes_nothing(
 async def test_the_first_dead_letter_finds_the_queue_that_was_made_for_it(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """Its settings stay, also where it is made while the letter is on its way."""
+    """Its settings stay, also if it is made while the letter is on its way."""
     await made(http, partitions=1, attempts_max=1)
     await made(http, f"{QUEUE}.dead-letters", retention_s=WEEK_S, partitions=2)
     queue = house.find()
@@ -166,14 +167,14 @@ async def test_the_first_dead_letter_finds_the_queue_that_was_made_for_it(
     assert (again, created) == (made_again, False)
 
 
-# --- What deletes says how many -------------------------------------------------------------------
+# --- Changes that delete messages -----------------------------------------------------------------
 
 
 async def test_a_shorter_retention_says_how_many_messages_it_deletes(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """What is unsettled stays; a longer retention, and one that everything is within, need no
-    word."""
+    """Unsettled messages stay. A longer retention, and one that contains everything, need no
+    confirmation."""
     await made(http, retention_s=WEEK_S, partitions=1)
     await made(http, GROUP)
     await published(house, 10)
@@ -188,7 +189,7 @@ async def test_a_shorter_retention_says_how_many_messages_it_deletes(
 async def test_a_retention_for_a_queue_without_groups_says_what_is_older(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """Without one, and without a group, everything is kept for whoever comes first."""
+    """Without a retention, and without a group, everything is kept for the first group."""
     await made(http, partitions=2)
     await published(house, 5)
     assert (await http.patch(QUEUE, json={"retention_s": 3600.0})).json()["deleted"] == 0
@@ -202,7 +203,8 @@ async def test_a_retention_for_a_queue_without_groups_says_what_is_older(
 async def test_a_bound_says_how_many_messages_it_moves_to_the_dead_letters(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """For each group that has left more; a bound that rejects moves nothing."""
+    """The number counts for each group that has more left than the bound. A bound that rejects
+    moves nothing."""
     await made(http, partitions=1)
     await made(http, GROUP)
     await made(http, f"{QUEUE}/groups/audit")
@@ -214,7 +216,7 @@ async def test_a_bound_says_how_many_messages_it_moves_to_the_dead_letters(
 
 
 async def two_of_three_nacked(house: House) -> None:
-    """Three messages; two of them were tried once, and nobody consumes any more."""
+    """Publish three messages. Two of them were tried once, and no consumer is left."""
     for key in "abc":
         await published(house, 1, key)
     queue = house.find()
@@ -230,7 +232,7 @@ async def two_of_three_nacked(house: House) -> None:
 async def test_fewer_attempts_say_how_many_messages_they_end(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """Of a queue's setting and of a group's; what is parked is not gone."""
+    """This holds for a queue's setting and for a group's. Parked messages are not deleted."""
     await made(http, partitions=1, attempts_max=5, backoff_s=3600, backoff_max_s=3600)
     await made(http, GROUP)
     await two_of_three_nacked(house)
@@ -249,8 +251,8 @@ async def test_fewer_attempts_say_how_many_messages_they_end(
 async def test_what_was_to_park_and_is_to_die_says_how_many_messages(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """Fewer attempts, and parking, in one step; then no parking any more in another
-    one. [In two steps it deletes what in one it refuses to.]"""
+    """Fewer attempts and parking come in one step, and then parking ends in another one. [In two
+    steps it deletes what in one it refuses to.]"""
     await made(http, partitions=1, attempts_max=5, backoff_s=0)
     await made(http, GROUP)
     await two_of_three_nacked(house)
@@ -281,7 +283,7 @@ async def test_what_is_parked_is_not_counted_where_nothing_parks_any_more(
 async def test_fewer_attempts_count_one_that_is_under_way(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """Of two messages in flight, the one that was tried before."""
+    """It is the one of two messages in flight that was tried before."""
     await made(http, partitions=1, attempts_max=5, backoff_s=0)
     await made(http, GROUP)
     for key in "ab":
@@ -299,8 +301,8 @@ async def test_fewer_attempts_count_one_that_is_under_way(
 async def test_a_group_that_is_to_expire_says_what_goes_with_it(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """Where nobody consumes; with a consumer it does not. What goes is what no other group needs;
-    the last one leaves what it has to whoever comes next."""
+    """This holds without a consumer. With one the group does not expire. Messages that no other
+    group needs are deleted. The last group leaves its messages to the next one."""
     await made(http, partitions=1)
     await made(http, GROUP)
     await published(house, 4)
@@ -316,15 +318,15 @@ async def test_a_group_that_is_to_expire_says_what_goes_with_it(
     await refused(http, GROUP, {"expires_s": 30.0}, 3, deleted=3, dead_lettered=0)
 
 
-# --- What only one group still had ----------------------------------------------------------------
+# --- Messages of one group alone ------------------------------------------------------------------
 
 
 async def told(
     house: House, http: httpx2.AsyncClient, ask: Callable[[int], Awaitable[httpx2.Response]],
     messages: int, *, keeps: int,
 ) -> httpx2.Response:  # fmt: skip
-    """The act is refused with this number, nothing goes, and so it is where one message less is
-    allowed; allowed, it is done, and `keeps` stay. Returns its answer."""
+    """Check that the act is refused with this number, also if one message less is allowed, and that
+    nothing is deleted. Then allow it, and check that `keeps` stay. Return its answer."""
     await house.broker.cursor_writer.drain()
     await looked(house)
     before = await depth(http)
@@ -343,14 +345,14 @@ async def told(
 
 
 def seeking(http: httpx2.AsyncClient, to: object) -> Callable[[int], Awaitable[httpx2.Response]]:
-    """The seek of the group, with as many messages allowed."""
+    """Return the seek of the group, with as many messages allowed."""
     return lambda most: http.post(
         f"{GROUP}/seek", json={"to": to}, params={"deletes_max": most} if most else {}
     )
 
 
 def deleting(http: httpx2.AsyncClient) -> Callable[[int], Awaitable[httpx2.Response]]:
-    """The deletion of the group, with as many messages allowed."""
+    """Return the deletion of the group, with as many messages allowed."""
     return lambda most: http.delete(GROUP, params={"deletes_max": most} if most else {})
 
 
@@ -358,7 +360,8 @@ def deleting(http: httpx2.AsyncClient) -> Callable[[int], Awaitable[httpx2.Respo
 async def test_a_seek_says_how_many_messages_nobody_needs_then(
     house: House, http: httpx2.AsyncClient, to: object
 ) -> None:
-    """P1: with a queue as it is made by default, what the group skips goes for good."""
+    """P1: With a queue as it is made by default, messages that the group skips are deleted for
+    good."""
     await made(http, partitions=2)
     await made(http, GROUP)
     await published(house, 9)
@@ -367,7 +370,7 @@ async def test_a_seek_says_how_many_messages_nobody_needs_then(
 
 
 async def test_a_seek_counts_only_what_it_skips(house: House, http: httpx2.AsyncClient) -> None:
-    """Neither what the group has settled, nor what it still has ahead; back again is free."""
+    """It counts neither settled messages nor those still ahead. To seek back is free."""
     await made(http, partitions=1)
     await made(http, GROUP)
     await published(house, 9)
@@ -380,7 +383,7 @@ async def test_a_seek_counts_only_what_it_skips(house: House, http: httpx2.Async
 async def test_a_seek_counts_nothing_that_another_group_or_the_retention_keeps(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """The other one has settled three of nine; then a retention keeps all of them."""
+    """The other group has settled three of nine. Later a retention keeps all of them."""
     await made(http, partitions=1)
     await made(http, GROUP)
     await made(http, f"{QUEUE}/groups/audit")
@@ -434,7 +437,8 @@ async def test_what_comes_during_a_seek_to_the_end_is_not_skipped(house: House) 
 async def test_deleting_a_group_says_what_goes_with_it(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """P1: what it alone had not settled; the last one leaves what it has to whoever comes next."""
+    """P1: It counts messages that this group alone had not settled. The last group leaves its
+    messages to the next one."""
     await made(http, partitions=1)
     await made(http, GROUP)
     await made(http, f"{QUEUE}/groups/audit")
@@ -450,7 +454,7 @@ async def test_deleting_a_group_says_what_goes_with_it(
 
 
 async def settled_alone(house: House, name: str, offset: int) -> None:
-    """The group has settled this offset, in the storage."""
+    """Settle this offset of the group, in the storage."""
     queue = house.find()
     group = house.broker.metadata.find_group(ANYBODY, queue, name)
     place = CursorPlace(group.group_id, Partition(queue.queue_id, 0))
@@ -466,8 +470,8 @@ async def settled_alone(house: House, name: str, offset: int) -> None:
 async def test_the_first_group_says_how_many_messages_it_begins_behind(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """P1: until it comes they are kept for whoever comes first. A second one, and one that begins
-    at the start, lose nothing."""
+    """P1: Until it comes they are kept for the first group. A second one, and one that begins at
+    the start, lose nothing."""
     await made(http, partitions=2)
     await published(house, 7)
 
@@ -499,7 +503,7 @@ async def test_a_retention_keeps_what_the_first_group_begins_behind(
 async def test_nothing_goes_where_the_first_group_is_made_by_a_subscribe_that_agrees_to_nothing(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """P1: it is refused; the frame may agree to as many."""
+    """P1: It is refused. The frame may agree to that number."""
     await made(http, partitions=1)
     await published(house, 3)
     session = Session("s")

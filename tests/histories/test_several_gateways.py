@@ -24,31 +24,31 @@ SESSION = "a-session-of-22-signs_"
 
 
 async def publish(gateway: Gateway, count: int, first: int = 0) -> None:
-    """Messages of as many keys."""
+    """Publish `count` messages, each of its own key."""
     queue = gateway.find()
     await gateway.publish(queue, [message(n, f"k{n}") for n in range(first, first + count)])
 
 
 def only(gateway: Gateway, group: Group) -> Any:
-    """The one consumer there."""
+    """Return the one consumer at this gateway."""
     (consumer,) = gateway.runtime(group).members.values()
     return consumer
 
 
 def times_given(*sessions: Session) -> Counter[Any]:
-    """How often each body was pushed."""
+    """Return how often each body was pushed."""
     return Counter(body for session in sessions for body in session.bodies)
 
 
 async def ack_all(gateway: Gateway, session: Session, consumer: Any) -> tuple[int, int]:
-    """(settled, stale), durably, of all that the session was given."""
+    """Ack durably all that the session was given. Return (settled, stale)."""
     fresh = session.given
     return await gateway.confirm(consumer, [one for place, *_ in fresh for one in delivery(place)])
 
 
 @town()
 async def test_a_join_elsewhere_moves_half_and_nothing_comes_twice(town: Town) -> None:
-    """R20: what moves is drained first; what does not never pauses."""
+    """R20: A partition that moves is drained first. One that stays never pauses."""
     one, two = town.gateways
     group = await town.group(partitions=8)
     first, consumer = await one.consumer(group)
@@ -72,8 +72,8 @@ async def test_a_join_elsewhere_moves_half_and_nothing_comes_twice(town: Town) -
 
 @town()
 async def test_those_who_join_together_are_one_write(town: Town) -> None:
-    """R14: three hundred come back to a gateway at once, and half of them are gone before they have
-    joined: one row, read and written once or twice."""
+    """R14: Three hundred come back to a gateway at once, and half of them leave before they have
+    joined. The one row is read and written once or twice."""
     one, two = town.gateways
     group = await town.group(partitions=8)
     _, owner = await two.consumer(group)
@@ -101,7 +101,7 @@ async def test_those_who_join_together_are_one_write(town: Town) -> None:
 
 @town()
 async def test_a_drain_that_does_not_end_is_cut_off(town: Town) -> None:
-    """R20: whoever hangs holds a partition up for DRAIN_S."""
+    """R20: A consumer that hangs holds a partition up for DRAIN_S."""
     one, two = town.gateways
     group = await town.group(partitions=2, lease_s=600)
     first, _ = await one.consumer(group)
@@ -115,8 +115,8 @@ async def test_a_drain_that_does_not_end_is_cut_off(town: Town) -> None:
 
 @town()
 async def test_who_waited_for_a_drain_and_was_cut_off_waits_for_it_anew(town: Town) -> None:
-    """R20: what ran out meanwhile was another drain's time; the one that is there now has its own,
-    and what is in flight under it is not given again."""
+    """R20: The time that ran out meanwhile was another drain's. The present drain has its own, and
+    deliveries in flight under it are not given again."""
     one, two = town.gateways
     group = await town.group(partitions=4, lease_s=600)
     first, consumer = await one.consumer(group)
@@ -126,7 +126,7 @@ async def test_who_waited_for_a_drain_and_was_cut_off_waits_for_it_anew(town: To
     await becomes(lambda: len({*one.runtime(group).assignment.values()}) == 2)
     two.cut_off()
     await becomes(lambda: len({*one.runtime(group).assignment.values()}) == 1)
-    await asyncio.sleep(2 * limits.DRAIN_S)  # what drained has come back to who had it
+    await asyncio.sleep(2 * limits.DRAIN_S)  # drained partitions have come back
     two.come_back()
     await becomes(lambda: len({*one.runtime(group).assignment.values()}) == 2)
     await asyncio.sleep(limits.DRAIN_S / 2)
@@ -142,7 +142,7 @@ async def test_who_waited_for_a_drain_and_was_cut_off_waits_for_it_anew(town: To
 
 @town()
 async def test_a_gateway_that_dies_is_taken_over_from(town: Town) -> None:
-    """P6, P7: within GONE_S + 2 s, under higher epochs."""
+    """P6, P7: This happens within GONE_S + 2 s, under higher epochs."""
     one, two = town.gateways
     group = await town.group(partitions=4, lease_s=600)
     first, _ = await one.consumer(group)
@@ -163,7 +163,7 @@ async def test_a_gateway_that_dies_is_taken_over_from(town: Town) -> None:
 
 @town()
 async def test_who_was_cut_off_gives_nothing_settles_nothing_and_joins_again(town: Town) -> None:
-    """P7: what it had is others' by then; its client hears that its deliveries are none."""
+    """P7: Its partitions are others' by then. Its client is told that its deliveries are none."""
     one, two = town.gateways
     group = await town.group(partitions=4, lease_s=600)
     first, consumer = await one.consumer(group)
@@ -193,7 +193,7 @@ async def test_who_was_cut_off_gives_nothing_settles_nothing_and_joins_again(tow
 
 @town()
 async def test_who_is_cut_off_stops_giving_before_others_begin(town: Town) -> None:
-    """Its own clock tells it; the log it knows of goes on growing."""
+    """It knows this by its own clock. Its log goes on growing."""
     one, two = town.gateways
     group = await town.group(partitions=1)
     first, _ = await one.consumer(group, credit=10)
@@ -207,13 +207,13 @@ async def test_who_is_cut_off_stops_giving_before_others_begin(town: Town) -> No
     assert len(first.given) == 10
     assert (await two.broker.describe())["is_alone"] is False
     one.come_back()
-    await first.take(20)  # nobody else has taken over: it goes on as it was
+    await first.take(20)  # no other has taken over, and it goes on as it was
     assert {place[1] for place, *_ in first.given} == {1}
 
 
 @town()
 async def test_a_pause_of_the_store_revokes_nothing(town: Town) -> None:
-    """All are alone for a while, and nobody has taken over: everybody goes on under its epochs."""
+    """All are alone for a while, and no other has taken over. All go on under their epochs."""
     group = await town.group(partitions=4, lease_s=600)
     pairs = [await gateway.consumer(group) for gateway in town.gateways]
     await town.shared(group)
@@ -235,7 +235,8 @@ async def test_a_pause_of_the_store_revokes_nothing(town: Town) -> None:
 
 @town(3)
 async def test_gateways_that_come_at_once_agree(town: Town) -> None:
-    """R14: nobody leapfrogs; a partition is owned no more often than there are gateways."""
+    """R14: No gateway overtakes another. A partition is owned no more often than there are
+    gateways."""
     group = await town.group(partitions=16)
     await asyncio.gather(*(gateway.consumer(group) for gateway in town.gateways))
     await town.shared(group)
@@ -250,7 +251,7 @@ async def test_gateways_that_come_at_once_agree(town: Town) -> None:
 
 @town()
 async def test_lost_notices_are_made_good_by_looking(town: Town) -> None:
-    """R14: of who joined. What was published the storage tells (R10)."""
+    """R14: These are notices of joins. The storage reports what was published (R10)."""
     one, two = town.gateways
     group = await town.group(partitions=4, lease_s=600)
     first, _ = await one.consumer(group)
@@ -264,7 +265,7 @@ async def test_lost_notices_are_made_good_by_looking(town: Town) -> None:
 
 @town()
 async def test_a_gateway_that_goes_down_is_not_waited_for(town: Town) -> None:
-    """P14: the others have its partitions at once, and nothing comes twice that was settled."""
+    """P14: The others have its partitions at once. No settled message comes again."""
     one, two = town.gateways
     group = await town.group(partitions=4, lease_s=600)
     first, consumer = await one.consumer(group)
@@ -286,7 +287,7 @@ async def test_a_gateway_that_goes_down_is_not_waited_for(town: Town) -> None:
 
 
 async def moving(town: Town, count: int = 6) -> tuple[Group, Session, list[Any]]:
-    """A session at the first gateway that holds so many messages."""
+    """Let a session at the first gateway hold `count` messages."""
     group = await town.group(partitions=4, lease_s=600)
     session, _ = await town.gateways[0].consumer(group, SESSION, linger_s=30)
     await town.shared(group, town.gateways[0])
@@ -295,7 +296,7 @@ async def moving(town: Town, count: int = 6) -> tuple[Group, Session, list[Any]]
 
 
 async def comes_to(gateway: Gateway, group: Group, held: list[Any]) -> tuple[Session, Any]:
-    """The same session at another gateway, which says what it holds."""
+    """Join the same session at another gateway, where it names the deliveries that it holds."""
     session, consumer = await gateway.consumer(group, SESSION, linger_s=30, held=True)
     revoked = consumer.hold(0, [one for place in held for one in delivery(place)])
     assert (revoked if isinstance(revoked, list) else await revoked) == []
@@ -304,7 +305,7 @@ async def comes_to(gateway: Gateway, group: Group, held: list[Any]) -> tuple[Ses
 
 @town()
 async def test_a_session_that_moves_takes_what_it_holds_with_it(town: Town) -> None:
-    """R22: nothing comes again, its acks count, and it is nowhere else any more."""
+    """R22: Nothing comes again, and its acks count. The session is at no other gateway any more."""
     one, two = town.gateways
     group, old, held = await moving(town)
     session, consumer = await comes_to(two, group, held)
@@ -323,8 +324,8 @@ async def test_a_session_that_moves_takes_what_it_holds_with_it(town: Town) -> N
 async def test_a_session_that_moves_keeps_what_it_holds_when_owning_is_asked_twice(
     town: Town,
 ) -> None:
-    """R22: its gateway dies, and the answer of each start is lost: a copy of the store fell short
-    for a moment. Asked again it is the same start."""
+    """R22: Its gateway dies, and the answer of each start is lost, because a copy of the store is
+    missing for a moment. A repeated request is the same start."""
     one, two = town.gateways
     group, _, held = await moving(town)
     one.cut_off()
@@ -347,8 +348,8 @@ async def test_a_session_that_moves_keeps_what_it_holds_when_owning_is_asked_twi
 async def test_who_follows_somebody_whose_start_was_not_answered_adopts_nothing(
     town: Town,
 ) -> None:
-    """R22: a start that is not answered counts for whom it was asked, and for nobody else; and each
-    start that something has come of has an epoch of its own."""
+    """R22: A start that is not answered counts only for the consumer that asked. Each start that
+    took effect has an epoch of its own."""
     one, _ = town.gateways
     group = await town.group(partitions=2)
     await one.consumer(group, "first")
@@ -380,7 +381,7 @@ async def test_who_follows_somebody_whose_start_was_not_answered_adopts_nothing(
 
 @town()
 async def test_what_it_has_settled_just_before_is_written_first(town: Town) -> None:
-    """The gateway that it left lives: its last writes are waited for."""
+    """The earlier gateway lives, and its last writes are waited for."""
     one, two = town.gateways
     group, old, held = await moving(town)
     consumer = only(one, group)
@@ -395,7 +396,7 @@ async def test_what_it_has_settled_just_before_is_written_first(town: Town) -> N
 
 @town()
 async def test_a_session_whose_gateway_has_died_need_not_wait(town: Town) -> None:
-    """It says itself where it is: nobody has to be taken for gone first."""
+    """The session itself says where it is. Its gateway need not be taken for dead first."""
     one, two = town.gateways
     group, _, held = await moving(town)
     one.cut_off()
@@ -411,8 +412,8 @@ async def test_a_session_whose_gateway_has_died_need_not_wait(town: Town) -> Non
 
 @town(3)
 async def test_others_leave_what_a_session_holds_to_it(town: Town) -> None:
-    """R22: it has not said yet what that is, and a third gateway shares the group meanwhile; its
-    gateway is dead, and its place waits for as long as it asked for."""
+    """R22: It has not named its deliveries yet, and a third gateway shares the group meanwhile. Its
+    gateway is dead. Its place is kept for as long as it asked."""
     one, two, three = town.gateways
     group, _, held = await moving(town)
     one.cut_off()
@@ -431,7 +432,7 @@ async def test_others_leave_what_a_session_holds_to_it(town: Town) -> None:
 
 @town()
 async def test_who_does_not_come_is_not_waited_for_any_longer(town: Town) -> None:
-    """Its gateway went down, and it asked to be waited for for 30 s."""
+    """Its gateway went down, and it asked for a linger of 30 s."""
     one, two = town.gateways
     group, old, _ = await moving(town)
     other, _ = await two.consumer(group)
@@ -444,7 +445,7 @@ async def test_who_does_not_come_is_not_waited_for_any_longer(town: Town) -> Non
 
 @town()
 async def test_who_comes_back_while_its_gateway_has_not_heard_stays(town: Town) -> None:
-    """It went to another gateway and came back before a notice did: it is here, as it says."""
+    """It went to another gateway and came back before a notice did. It is here, as it says."""
     one, two = town.gateways
     group, old, held = await moving(town)
     one.metadata.is_deaf = True
@@ -461,7 +462,7 @@ async def test_who_comes_back_while_its_gateway_has_not_heard_stays(town: Town) 
 
 @town()
 async def test_who_comes_back_while_the_catalog_refuses_to_be_told_stays(town: Town) -> None:
-    """R22: what the row says is of before; a refusal does not make it that it has left again."""
+    """R22: The row is of before. A refusal does not mean that it has left again."""
     one, two = town.gateways
     group = await town.group(partitions=4, lease_s=600)
     await one.consumer(group, SESSION, linger_s=30)
@@ -482,12 +483,12 @@ async def test_who_comes_back_while_the_catalog_refuses_to_be_told_stays(town: T
 
 
 def around(gateway: Gateway) -> SessionServices:
-    """What all clients of a gateway share."""
+    """Return the services that all clients of a gateway share."""
     return SessionServices(gateway.broker, Authenticator(None))
 
 
 async def connected(town: Town, count: int = 6) -> tuple[Group, Mover, list[Any]]:
-    """A client at the first gateway that holds so many messages."""
+    """Connect a client at the first gateway, and let it hold `count` messages."""
     group = await town.group(partitions=4, lease_s=600)
     client = Mover(town.gateways[0], around(town.gateways[0]), SESSION)
     await client.join()
@@ -498,7 +499,7 @@ async def connected(town: Town, count: int = 6) -> tuple[Group, Mover, list[Any]
 
 @town()
 async def test_a_client_that_lost_its_socket_is_only_where_it_came_back(town: Town) -> None:
-    """R22: its session lingers at the one gateway and goes on at the other one."""
+    """R22: Its session lingers at the one gateway and goes on at the other one."""
     one, two = town.gateways
     _, client, held = await connected(town)
     sessions = client.around.sessions
@@ -517,7 +518,7 @@ async def test_a_client_that_lost_its_socket_is_only_where_it_came_back(town: To
 
 @town()
 async def test_a_client_whose_old_socket_still_stands_is_told_there(town: Town) -> None:
-    """The gateway that it left did not notice: whoever listens there need not come back."""
+    """The earlier gateway did not notice. The client of that socket is told not to come back."""
     one, two = town.gateways
     _, client, held = await connected(town)
     back = Mover(two, around(two), new_session_id())
@@ -530,7 +531,7 @@ async def test_a_client_whose_old_socket_still_stands_is_told_there(town: Town) 
 
 @town()
 async def test_nobody_takes_anothers_place_by_the_name_of_his_session(town: Town) -> None:
-    """P11: whoever may look at the group knows the name."""
+    """P11: A principal that may look at the group knows the name."""
     one, two = town.gateways
     group, old, held = await moving(town)
     thief = Session(SESSION, linger_s=30)
@@ -545,12 +546,12 @@ async def test_nobody_takes_anothers_place_by_the_name_of_his_session(town: Town
     assert thief.bodies == []
 
 
-# --- Whoever else looks after groups --------------------------------------------------------------
+# --- Pulls, seeks and operators -------------------------------------------------------------------
 
 
 @town()
 async def test_pulls_through_two_gateways_are_two_consumers(town: Town) -> None:
-    """R24: each has its share, and no message comes twice."""
+    """R24: Each has its share, and no message comes twice."""
     one, two = town.gateways
     group = await town.group(partitions=4, lease_s=600)
     queue = one.find()
@@ -573,7 +574,7 @@ async def test_pulls_through_two_gateways_are_two_consumers(town: Town) -> None:
 async def test_pulls_that_leave_while_the_catalog_fails_are_gone_when_it_answers(
     town: Town,
 ) -> None:
-    """R24: nobody asks for it again, and what was theirs is given to others."""
+    """R24: No client asks for this again. Their partitions are given to others."""
     one, two = town.gateways
     group = await town.group(partitions=4)
     await two.consumer(group)
@@ -594,7 +595,7 @@ async def test_pulls_that_leave_while_the_catalog_fails_are_gone_when_it_answers
 
 @town()
 async def test_a_seek_through_another_gateway_begins_anew_here(town: Town) -> None:
-    """What was given before no longer counts, though nobody writes a cursor."""
+    """Earlier deliveries no longer count, though no gateway writes a cursor."""
     one, two = town.gateways
     group = await town.group(partitions=4, lease_s=600)
     session, consumer = await one.consumer(group)
@@ -608,7 +609,7 @@ async def test_a_seek_through_another_gateway_begins_anew_here(town: Town) -> No
 
 @town()
 async def test_a_group_with_consumers_elsewhere_is_not_abandoned(town: Town) -> None:
-    """R11: and ends when it is, once."""
+    """R11: It ends when it is abandoned, once."""
     one, two = town.gateways
     group = await town.group(expires_s=100)
     _, consumer = await two.consumer(group)
@@ -624,7 +625,7 @@ async def test_a_group_with_consumers_elsewhere_is_not_abandoned(town: Town) -> 
 
 @town()
 async def test_parked_keys_are_decided_through_any_gateway(town: Town) -> None:
-    """R18, R24: by the owner at another one, and without consumers by whoever is asked."""
+    """R18, R24: The owner at another gateway decides. Without consumers the asked gateway does."""
     one, two = town.gateways
     group = await town.group(partitions=1, attempts_max=1, on_exhausted="park")
     session, consumer = await one.consumer(group)
@@ -664,7 +665,7 @@ async def test_parked_keys_are_decided_through_any_gateway(town: Town) -> None:
 
 @town()
 async def test_what_overflows_moves_once_whoever_sees_it(town: Town) -> None:
-    """Each gateway moves its part; without consumers one of them moves all."""
+    """Each gateway moves its part. Without consumers one of them moves all."""
     one, _ = town.gateways
     queue = await one.queue(partitions=4, messages_max=8, overflow="dead_letter")
     for name in ("served", "idle"):
@@ -690,7 +691,7 @@ async def test_what_overflows_moves_once_whoever_sees_it(town: Town) -> None:
 
 @town()
 async def test_what_another_gateway_settled_is_seen_here_within_seconds(town: Town) -> None:
-    """Who looks at one gateway is not shown for ever what stood there when he looked first."""
+    """An operator at one gateway is not shown for ever the state of his first look."""
     one, two = town.gateways
     group = await town.group(partitions=1)
     await publish(one, 5)

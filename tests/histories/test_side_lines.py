@@ -1,4 +1,4 @@
-"""Histories of side lines: a key that waits has thousands of messages behind it (R18)."""
+"""Histories of side lines, of a key that waits with thousands of later messages (R18)."""
 
 import asyncio
 import json
@@ -14,7 +14,8 @@ COUNT = 3 * limits.HELD_PER_PARTITION_MAX
 
 
 class Prompt(Session):
-    """Nacks the first delivery of the first message, and acks everything else as it comes."""
+    """Consumer that nacks the first delivery of the first message, and acks everything else as it
+    comes."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -39,8 +40,8 @@ class Prompt(Session):
 
 
 async def test_a_long_side_line_is_given_to_its_end_in_order(house: House) -> None:
-    """R18, P3: what a backoff holds up goes aside; afterwards all of it comes, each once, in
-    order, however the reads of the side line and the acks fall together."""
+    """R18, P3: Messages that a backoff holds up go aside. Afterwards all of them come, each once,
+    in order, whatever the order of the side line's reads and the acks."""
     await _held_up_and_given(house, Prompt("prompt"))
 
 
@@ -57,7 +58,8 @@ async def _held_up_and_given(house: House, session: Prompt) -> None:
 
 
 class Eager(MemoryStorage):
-    """Lets the consumer be pumped between the end of a side line's read and the news of it."""
+    """Storage that lets the consumer be pumped between the end of a side line's read and its
+    notice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +77,8 @@ class Eager(MemoryStorage):
 async def test_the_next_part_is_read_though_the_last_read_has_only_just_ended(
     tmp_path: Path,
 ) -> None:
-    """R18: a pump that comes between a read and its end asks for the next part: it is read."""
+    """R18: A pump that comes between a read and its end asks for the next part, and that is
+    read."""
     house = House(tmp_path, "memory")
     storage = house.memory = Eager()
     await house.open()

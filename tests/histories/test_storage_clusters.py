@@ -1,5 +1,5 @@
-"""Gateways over two real storage clusters, as `TOCSIN_STORAGE` names them: one of them is away,
-comes back, is another one, or is not known here."""
+"""Histories of gateways over two real storage clusters, as `TOCSIN_STORAGE` names them. One of them
+is away, comes back, is another one, or is not known here."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -47,14 +47,14 @@ class World:
         self.gateways: list[Gateway] = []
 
     async def gateway(self, name: str = "one", *urls: str) -> Gateway:
-        """One more, with a folder of its own; of these clusters, or of both."""
+        """Open one more gateway, with a folder of its own, over these clusters or over both."""
         opened = Gateway(self.folder / name, " ".join(urls or self.urls))
         await opened.open()
         self.gateways.append(opened)
         return opened
 
     async def stop(self, *gateways: Gateway) -> None:
-        """These, or all."""
+        """Stop these gateways, or all."""
         for one in gateways or list(self.gateways):
             self.gateways.remove(one)
             await one.stop()
@@ -62,7 +62,7 @@ class World:
 
 @pytest.fixture
 async def world(nodes: list[Node], tmp_path: Path) -> AsyncIterator[World]:
-    """Both are empty, and there."""
+    """World of two clusters that are empty and running."""
     for node in nodes:
         if not node.is_running:
             node.start()
@@ -76,30 +76,31 @@ async def world(nodes: list[Node], tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gateway that starts does not wait for long for clusters that it may not use."""
+    """Make a starting gateway wait only briefly for clusters that it may not use."""
     monkeypatch.setattr(storage_clusters, "OPENED_WITHIN_S", 0.5)
 
 
 def key_at(house: House, queue: Queue, number: int) -> str:
-    """A key whose messages go to this partition."""
+    """Return a key whose messages go to this partition."""
     route = house.broker.publisher._route(queue)
     return next(key for key in map(str, range(10_000)) if route.place(key)[0] == number)
 
 
 def lane_of(queue: Queue, cluster: str) -> int:
-    """A partition that is at this cluster."""
+    """Return a partition that is at this cluster."""
     return queue.clusters.index(cluster)
 
 
 async def placed(house: House, name: str = "orders", **settings: Any) -> Queue:
-    """A queue of two partitions, one at each cluster."""
+    """Make a queue of two partitions, one at each cluster."""
     queue = await house.queue(name, partitions=2, **settings)
     assert sorted(queue.clusters) == ["a", "b"]
     return queue
 
 
 async def is_avoided(house: House) -> bool:
-    """Whether a new queue has nothing at the cluster b. One that is tried before may be there."""
+    """Return whether a new queue has nothing at the cluster b. One that is tried before may be
+    there."""
     count = len(house.broker.metadata.list_all_queues())
     try:
         queue = await house.queue(f"later{count}", partitions=2)
@@ -111,7 +112,7 @@ async def is_avoided(house: House) -> bool:
 async def test_a_queue_is_spread_over_both_and_consumed_through_another_gateway(
     world: World,
 ) -> None:
-    """P3: each cluster holds its part of the log, and nothing of the other's."""
+    """P3: Each cluster holds its part of the log, and nothing of the other's."""
     one, two = await world.gateway("one"), await world.gateway("two")
     queue = await placed(one)
     group = await one.group(queue)
@@ -132,7 +133,8 @@ async def test_a_queue_is_spread_over_both_and_consumed_through_another_gateway(
 
 @pytest.mark.usefixtures("soon")
 async def test_while_one_is_away_the_other_goes_on(world: World) -> None:
-    """Publishing, pushing and the start of a gateway; and nothing of what it held is lost."""
+    """Publishing, pushing and the start of a gateway go on. Nothing of the absent cluster is
+    lost."""
     one = await world.gateway("one")
     queue = await placed(one)
     group = await one.group(queue)
@@ -170,7 +172,7 @@ async def test_while_one_is_away_the_other_goes_on(world: World) -> None:
 
 
 async def test_without_the_first_one_known_queues_are_published_to(world: World) -> None:
-    """The catalog is there: what needs it waits, and the rest is at another cluster."""
+    """The catalog is there. Requests that need it wait, and the rest is at another cluster."""
     one = await world.gateway("one")
     queue = await placed(one)
     number = lane_of(queue, "b")
@@ -191,7 +193,8 @@ async def test_without_the_first_one_known_queues_are_published_to(world: World)
 
 
 async def test_a_console_shows_what_answers(world: World) -> None:
-    """And names the queues of which a cluster does not; where all is well nothing is named."""
+    """It names the queues of which a cluster does not answer. If all clusters answer, none is
+    named."""
     one = await world.gateway("one")
     await placed(one)
     async with one.http() as http:
@@ -214,8 +217,8 @@ async def test_a_console_shows_what_answers(world: World) -> None:
 
 
 async def test_what_could_not_be_made_is_made_when_it_is_back(world: World) -> None:
-    """A new queue goes to the clusters that answer; one that was being made when its cluster went
-    is whole a moment after that is back."""
+    """A new queue goes to the clusters that answer. One that was being made when its cluster went
+    away is whole a moment after the cluster is back."""
     one = await world.gateway()
     world.b.kill()
     with pytest.raises(TocsinError):
@@ -239,8 +242,8 @@ async def test_what_could_not_be_made_is_made_when_it_is_back(world: World) -> N
 
 @pytest.mark.usefixtures("soon")
 async def test_a_cluster_that_is_another_one_is_not_used(world: World) -> None:
-    """R30: the one that the catalog knows by this name was emptied, or its URL is another's: what
-    is at the others goes on, and nobody adopts it."""
+    """R30: The cluster of this name in the catalog was emptied, or its URL leads to another one.
+    Queues at the others go on, and no gateway adopts it."""
     one = await world.gateway("one")
     queue = await placed(one)
     await world.stop(one)
@@ -249,7 +252,7 @@ async def test_a_cluster_that_is_another_one_is_not_used(world: World) -> None:
     assert set(mark.others) == {"b"}
     world.b.ask("FLUSHALL")
     (part,) = await parse(world.urls[1]).parts()
-    await provision(part.settings, "incarnation-2", 0)  # somebody takes it for a new one
+    await provision(part.settings, "incarnation-2", 0)  # an operator takes it for a new one
     for name in ("one", "new"):
         again = await world.gateway(name)
         for cluster in "ab":
@@ -262,7 +265,8 @@ async def test_a_cluster_that_is_another_one_is_not_used(world: World) -> None:
 
 
 async def test_a_second_cluster_that_is_emptied_ends_nobody(world: World) -> None:
-    """R30: what a gateway knows of it is about another store; of the others it is not."""
+    """R30: A gateway's knowledge of this cluster is then about another store. Its knowledge of the
+    others is not."""
     one = await world.gateway("one")
     queue = await placed(one)
     world.b.ask("FLUSHALL")
@@ -281,7 +285,7 @@ async def _says(storage: Storage, what: str) -> bool:
 
 
 async def test_a_queue_at_a_cluster_that_is_not_named_here(world: World) -> None:
-    """It is refused there, and not looked for at another one, where it would be empty."""
+    """It is refused there. It is not looked for at another cluster, where it would be empty."""
     one = await world.gateway("one")
     queue = await placed(one)
     two = await world.gateway("two", world.urls[0])
@@ -294,8 +298,8 @@ async def test_a_queue_at_a_cluster_that_is_not_named_here(world: World) -> None
 
 
 async def test_no_new_partition_goes_to_a_hot_cluster(world: World) -> None:
-    """As the facts in the catalog say, which a manager keeps there; and to the hot ones where all
-    are: dead letters need their queue."""
+    """The facts in the catalog, which a manager keeps there, say which are hot. If all are, it goes
+    to the hot ones, because dead letters need their queue."""
     one = await world.gateway()
     inner = one.broker.metadata.inner
     assert isinstance(inner, CatalogService)
@@ -317,7 +321,7 @@ async def test_no_new_partition_goes_to_a_hot_cluster(world: World) -> None:
 
 
 async def test_operators_see_where_partitions_are(world: World) -> None:
-    """Of all clusters, and of one that this gateway is not told of."""
+    """They see those of all clusters, and of one that is not named to this gateway."""
     one = await world.gateway("one")
     queue = await placed(one)
     inner = one.broker.metadata.inner

@@ -1,7 +1,7 @@
-"""Histories of gateways whose store stands, after a failover, where it stood a moment before.
+"""Histories of gateways whose store, after a failover, has the state of a moment before.
 
-That a record is certified is known to the primary first: who is elected may have the record, on all
-copies, and not yet that. What is put back here is what such a copy has.
+The primary is the first to know that a record is certified. The next primary may have the record,
+on all copies, and not yet know that. The tests put back the state of such a copy.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from tests.waiting import becomes
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    """A server of its own."""
+    """Server of its own."""
     with in_memory() as folder, single(binaries()[0], folder) as started:
         yield started
 
 
 @pytest.fixture
 async def gateway(node: Node, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """One, over an empty server."""
+    """Gateway over an empty server."""
     url = await emptied(node)
     unexpected: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: unexpected.append(told))
@@ -48,14 +48,14 @@ async def gateway(node: Node, tmp_path: Path) -> AsyncIterator[Gateway]:
 
 
 def put_back(node: Node, queue: Queue, number: int, **fields: int) -> None:
-    """This is what the partition's row says now."""
+    """Put these fields into the partition's row."""
     key = queue_key(queue.queue_id).removesuffix("queue") + f"p:{number}"
     assert node.ask("EXISTS", key)
     node.ask("HSET", key, *(word for pair in fields.items() for word in pair))
 
 
 async def group_of(gateway: Gateway, queue: Queue, **settings: Any) -> Any:
-    """A group of this queue."""
+    """Make a group of this queue."""
     group, _ = await gateway.broker.put_group(
         ANYBODY, queue, "billing", GroupSettings(**settings), None
     )
@@ -65,7 +65,7 @@ async def group_of(gateway: Gateway, queue: Queue, **settings: Any) -> Any:
 async def test_a_consumer_that_leaves_then_leaves_its_partitions(
     gateway: Gateway, node: Node
 ) -> None:
-    """P6, R20: what it has settled is refused at first, and written when it can be."""
+    """P6, R20: Its settlements are refused at first, and written when they can be."""
     queue = await gateway.queue(partitions=4)
     group = await group_of(gateway, queue)
     first, consumer = await gateway.consumer(group, "s1")
@@ -84,7 +84,7 @@ async def test_a_consumer_that_leaves_then_leaves_its_partitions(
 
 
 async def test_what_one_partition_refuses_holds_up_no_other(gateway: Gateway, node: Node) -> None:
-    """P8, R29: the acks of a moment travel together; of one partition the log has been lost."""
+    """P8, R29: The acks of a moment travel together. The log of one partition has been lost."""
     queue = await gateway.queue(partitions=2)
     group = await group_of(gateway, queue)
     first, consumer = await gateway.consumer(group, "s1")
@@ -102,7 +102,7 @@ async def test_what_one_partition_refuses_holds_up_no_other(gateway: Gateway, no
 
 
 async def test_what_waited_behind_its_key_is_given_after_all(gateway: Gateway, node: Node) -> None:
-    """P1, P3: a record that is not certified at the moment is not gone."""
+    """P1, P3: A record that is not certified at the moment is not lost."""
     queue = await gateway.queue()
     group = await group_of(gateway, queue)
     session, consumer = await gateway.consumer(group, "s1")
@@ -120,7 +120,7 @@ async def test_what_waited_behind_its_key_is_given_after_all(gateway: Gateway, n
 
 
 async def test_a_dead_letter_arrives_after_all(gateway: Gateway, node: Node) -> None:
-    """P1: as above."""
+    """P1: The record is not certified at the moment."""
     queue = await gateway.queue(attempts_max=1)
     group = await group_of(gateway, queue)
     session, consumer = await gateway.consumer(group, "s1")
@@ -135,7 +135,8 @@ async def test_a_dead_letter_arrives_after_all(gateway: Gateway, node: Node) -> 
 async def test_who_was_told_of_more_than_there_is_does_not_ask_without_end(
     gateway: Gateway, node: Node
 ) -> None:
-    """P8: until the store knows it again, or for good where a level below `all` has lost it."""
+    """P8: This lasts until the store knows it again, or for good if a level below `all` has lost
+    it."""
     queue = await gateway.queue()
     group = await group_of(gateway, queue)
     await gateway.publish(queue, numbered(5))
@@ -156,7 +157,8 @@ async def test_who_was_told_of_more_than_there_is_does_not_ask_without_end(
 async def test_a_seek_whose_answer_is_lost_is_carried_out(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R5, R11: who asked is told that nobody knows, and the consumers are given what is there."""
+    """R5, R11: The client is answered that the outcome is unknown. The consumers are given the
+    messages from the new place."""
     act = RedisShard.act
     queue = await gateway.queue(retention_s=60)
     group = await group_of(gateway, queue)

@@ -1,4 +1,5 @@
-"""How many turns of the event loop a message takes: beside a crowd each is milliseconds."""
+"""Histories of the number of event loop turns that a message takes. Beside a crowd each turn is
+milliseconds."""
 
 import asyncio
 
@@ -12,13 +13,13 @@ from tests.histories.house import House, message
 
 
 async def test_a_push_is_written_in_the_turn_in_which_its_commit_is_answered(house: House) -> None:
-    """R10: and not before."""
+    """R10: It is not written before that."""
     queue, written = await house.queue(partitions=1), list[tuple[int, int]]()
     async with serve(Connections(SessionServices(house.broker, Authenticator(None)))) as gateway:
         framed = gateway.connections.frame_hits
 
         def certified(_: Partition) -> None:
-            # This hears of it before the group does, and is the first to have the next turn.
+            # This is called before the group, and is the first to have the next turn.
             before = framed.hits + framed.misses
             loop = asyncio.get_running_loop()
             loop.call_soon(lambda: written.append((before, framed.hits + framed.misses)))

@@ -1,9 +1,9 @@
-"""Several tenants, whose principals have the same names and other rights, ask for everything, also
-with what is somebody else's: nothing is delivered, settled, listed, described or changed that may
-not be, and who has no right does not learn what there is (P11).
+"""Histories of several tenants, whose principals have the same names and other rights. They request
+everything, also with names of others' objects. Nothing is delivered, settled, listed, described or
+changed against the rights, and a principal without rights does not learn what exists (P11).
 
-A naive model (rights_model) says of each step whether it is allowed. The whole run, 100,000 steps,
-is that of `make soak`.
+A naive model (rights_model) says of each step whether it is allowed. `make soak` does the whole
+run, 100,000 steps.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ WHOLE = bool(os.environ.get("TOCSIN_SOAK"))
 STEPS_WHOLE, STEPS_SHORT, STEPS_PER_HISTORY = 100_000, 300, 100
 GROUPS: Final = ("billing", "audit", "extra")
 OFTEN: Final = [actor for actor in ACTORS if actor.name in ("boss", "worker")]
-"""Who may much gets to places that others do not."""
+"""Actors with many rights, which reach states that others do not."""
 Seen = Counter[tuple[str, bool]]
-"""(operation or frame, allowed) → how often."""
+"""Counts by (operation or frame, allowed)."""
 T = TypeVar("T")
 
 
@@ -56,7 +56,7 @@ EVERYTHING: Final = {
 
 
 ENDING: Final = ("frame unsubscribe", "frame auth", "HTTP delete_group")
-"""After these there is less to ask for."""
+"""Acts that leave less to request."""
 
 
 def test_every_operation_and_every_frame_is_among_the_acts() -> None:
@@ -64,8 +64,8 @@ def test_every_operation_and_every_frame_is_among_the_acts() -> None:
 
 
 async def step(world: World, actor: Actor, name: str, choice: Choice, seen: Seen) -> None:
-    """Do it, and look at what it has changed: nothing of another tenant, and nothing at all where
-    it was refused."""
+    """Do the step and check its changes: nothing of another tenant, and nothing at all if it was
+    refused."""
     if world.is_over:
         return
     before = await world.state()
@@ -84,7 +84,7 @@ async def step(world: World, actor: Actor, name: str, choice: Choice, seen: Seen
 
 
 async def opened() -> World:
-    """A broker of its own."""
+    """Open a broker of its own."""
     folder = tempfile.TemporaryDirectory(dir=memory())
     house = House(Path(folder.name), "memory")
     await house.open()
@@ -95,14 +95,14 @@ async def opened() -> World:
 
 
 async def closed(world: World) -> None:
-    """And its end."""
+    """Close the world and its broker."""
     await world.close()
     await world.house.stop()
     world.folder.cleanup()
 
 
 def test_everything_is_allowed_to_some_and_refused_to_others() -> None:
-    """Each act by each actor of a tenant, on a queue with rights and on one without."""
+    """Each act is done by each actor of a tenant, on a queue with rights and on one without."""
     seen: Seen = Counter()
 
     async def sweep() -> None:
@@ -134,7 +134,7 @@ def test_a_position_of_another_tenant_is_none() -> None:
 
 
 def assert_all_seen(seen: Seen) -> None:
-    """Every operation and frame has been allowed, and refused."""
+    """Check that every operation and frame has been allowed, and refused."""
     wanted = {(name, allowed) for name in EVERYTHING for allowed in (True, False)}
     assert wanted - set(seen) == set()
 
@@ -157,7 +157,7 @@ class Tenants(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """The tenants have their queues."""
+        """Give the tenants their queues."""
         loop = self._runner.get_loop()
         loop.set_exception_handler(lambda _, context: self._unexpected.append(context))
         self._world = self._run(opened())
@@ -172,19 +172,19 @@ class Tenants(RuleBasedStateMachine):
         number=st.integers(0, 1000),
     )
     def act(self, actor: Actor, name: str, **choice: Any) -> None:
-        """Somebody does something."""
+        """Let an actor do one act."""
         assert self._world is not None
         self._run(step(self._world, actor, name, Choice(**choice), self.seen))
 
     def teardown(self) -> None:
-        """Everybody goes."""
+        """Close everything."""
         if self._world is not None:
             self._run(closed(self._world))
         self._runner.close()
 
 
 def play(steps: int) -> Seen:
-    """So many steps; what was seen of them."""
+    """Run `steps` steps. Return what was seen of them."""
     Tenants.seen = Counter()
     run_state_machine_as_test(
         Tenants,

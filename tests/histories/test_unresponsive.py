@@ -1,5 +1,5 @@
-"""Histories of consumers whose sockets stay open and whose handlers say nothing (R14, R22): pages
-that are frozen, programs that hang, and clients that come back and never say what they hold."""
+"""Histories of consumers whose sockets stay open and whose handlers say nothing (R14, R22). They
+are frozen pages, programs that hang, and clients that come back and never say what they hold."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,18 +21,18 @@ from tests.waiting import becomes
 
 LEASE_S = 5.0
 GIVEN_UP_S = 2 * LEASE_S + 1.0
-"""A lease of which nothing is heard, and one that the drain waits for."""
+"""A lease without a sign of the client, and one that the drain waits for."""
 Settle = Callable[[Any, list[list[int]]], object]
 
 
 async def shared(house: MadHouse) -> tuple[Queue, Group]:
-    """A queue of four partitions, and its group."""
+    """Make a queue of four partitions, and its group."""
     queue = await house.queue(partitions=4)
     return queue, await house.group(queue, lease_s=LEASE_S)
 
 
 async def both(house: MadHouse, queue: Queue, group: Group) -> tuple[Any, ...]:
-    """Two sessions and their consumers, each with half of the partitions."""
+    """Subscribe two sessions, each with half of the partitions."""
     frozen, one = await house.subscribe(queue, group)
     working, two = await house.subscribe(queue, group)
     await becomes(lambda: len(one.slots) == len(two.slots) == 2)
@@ -40,7 +40,7 @@ async def both(house: MadHouse, queue: Queue, group: Group) -> tuple[Any, ...]:
 
 
 async def works(session: Session, consumer: Any) -> None:
-    """Ack whatever comes."""
+    """Ack each delivery as it comes."""
     acked = 0
     while True:
         given = session.given[acked:]
@@ -56,8 +56,8 @@ def distinct(session: Session) -> set[Any]:
 
 @mad
 async def test_a_frozen_page_loses_its_partitions_to_those_who_work(house: MadHouse) -> None:
-    """P8: within a lease of silence and a drain everything has gone to the other one; what is
-    published from then on comes at once."""
+    """P8: Within a lease of silence and a drain the other consumer has everything. Messages
+    published from then on come at once."""
     queue, group = await shared(house)
     frozen, one, working, two = await both(house, queue, group)
     work = asyncio.create_task(works(working, two))
@@ -112,7 +112,8 @@ def test_its_next_sign_brings_it_back(sign: str, tmp_path: Any) -> None:
 
 @mad
 async def test_who_acks_one_of_many_in_each_lease_is_not_given_up(house: MadHouse) -> None:
-    """One slow handler beside nineteen that hang: what hangs comes again, the partitions stay."""
+    """It has one slow handler beside nineteen that hang. Hanging deliveries come again, and the
+    partitions stay."""
     queue, group = await shared(house)
     slow, one, working, two = await both(house, queue, group)
     work = asyncio.create_task(works(working, two))
@@ -148,7 +149,7 @@ async def test_the_only_consumer_keeps_its_partitions_until_another_one_comes(
 
 @mad
 async def test_where_nobody_works_nobody_loses_anything(house: MadHouse) -> None:
-    """Two that are frozen: partitions do not go to and fro between them."""
+    """Two consumers are frozen. Partitions do not go to and fro between them."""
     queue, group = await shared(house)
     _, one, _, two = await both(house, queue, group)
     await house.publish(queue, [message(n, f"k{n}") for n in range(40)])
@@ -163,7 +164,7 @@ async def test_where_nobody_works_nobody_loses_anything(house: MadHouse) -> None
 async def test_pulls_and_what_is_settled_before_it_is_given_are_not_judged(
     house: MadHouse,
 ) -> None:
-    """R23, R24: there is nothing to wait for; pulls leave by a rule of their own."""
+    """R23, R24: There is nothing to wait for. Pulls leave by a rule of their own."""
     queue, group = await shared(house)
     await house.publish(queue, [message(n, f"k{n}") for n in range(8)])
     once = await house.group(queue, "once", semantics="at_most_once", lease_s=LEASE_S)
@@ -177,7 +178,7 @@ async def test_pulls_and_what_is_settled_before_it_is_given_are_not_judged(
 
 @town()
 async def test_the_partitions_go_to_who_works_at_another_gateway(town: Town) -> None:
-    """R14: both gateways compute the same, and nothing goes to and fro."""
+    """R14: Both gateways compute the same, and nothing goes to and fro."""
     one, two = town.gateways
     group = await town.group(partitions=4, lease_s=LEASE_S)
     frozen, silent = await one.consumer(group)
@@ -188,7 +189,7 @@ async def test_the_partitions_go_to_who_works_at_another_gateway(town: Town) -> 
     await becomes(lambda: len(distinct(working)) == 40)
     assert (one.owns(group), two.owns(group)) == (set(), {0, 1, 2, 3})
     assert two.runtime(group).row.unresponsive == (silent.name,)
-    await asyncio.sleep(1)  # the last drain has been told of
+    await asyncio.sleep(1)  # the last drain has been reported
     generation = two.runtime(group).row.generation
     await asyncio.sleep(20)
     assert two.runtime(group).row.generation == generation
@@ -197,13 +198,13 @@ async def test_the_partitions_go_to_who_works_at_another_gateway(town: Town) -> 
     work.cancel()
 
 
-# --- Who comes back and does not say what it holds ----------------------------------------------
+# --- Clients that come back and stay silent -----------------------------------------------------
 
 
 async def test_who_never_says_what_it_holds_loses_its_partitions(
     durable_house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R22: over a restart, subscribed with `held`; it answers pings. What it says late is answered,
+    """R22: It subscribed with `held` after a restart, and answers pings. Its late list is answered,
     and it works again."""
     monkeypatch.setattr(limits, "HELD_TIMEOUT_S", 0.3)
     house = durable_house
@@ -224,7 +225,7 @@ async def test_who_never_says_what_it_holds_loses_its_partitions(
 async def test_the_only_one_that_is_late_keeps_what_it_holds(
     durable_house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R22: nobody else had it meanwhile."""
+    """R22: No other consumer had it meanwhile."""
     monkeypatch.setattr(limits, "HELD_TIMEOUT_S", 0.05)
     client = await holding(durable_house)
     (place,) = places(client)
@@ -239,7 +240,7 @@ async def test_the_only_one_that_is_late_keeps_what_it_holds(
 
 
 async def resumed(house: MadHouse, queue: Queue, group: Group) -> tuple[Any, ...]:
-    """A client that came back and owes `held`, its consumer, and a rival with half of the
+    """Return a client that came back and owes `held`, its consumer, and a rival with half of the
     partitions."""
     client = Client(house, SessionServices(house.broker, Authenticator(None)))
     await client.join()
@@ -256,7 +257,8 @@ async def resumed(house: MadHouse, queue: Queue, group: Group) -> tuple[Any, ...
 async def test_a_session_that_is_resumed_and_says_nothing_loses_its_partitions(
     house: MadHouse,
 ) -> None:
-    """R22: the same where the gateway lived on; each part of a long list begins the time anew."""
+    """R22: The same holds if the gateway lived on. Each part of a long list starts the time
+    again."""
     queue, group = await shared(house)
     again, one, rival, two = await resumed(house, queue, group)
     for part in range(3):

@@ -1,5 +1,5 @@
-"""Wake-ups of what another gateway has certified: one that is heard while this gateway's own commit
-to that partition is on its way to its answer, and one that is lost with its connection."""
+"""Histories of wake-ups for records that another gateway has certified. One arrives while this
+gateway's own commit to that partition waits for its answer. Another is lost with its connection."""
 
 import asyncio
 from pathlib import Path
@@ -32,12 +32,13 @@ def queue(name: str) -> Queue:
 
 
 class TwoQueues(QuietShard):
-    """Both are of the level `local`, so their appends certify. `fast` is answered at once; `slow`,
-    which shares the commit, 50 ms later: meanwhile another gateway appends to `fast`, too."""
+    """Shard with two queues of the level `local`, so their appends certify. `fast` is answered at
+    once. `slow`, which shares the commit, is answered 50 ms later, and meanwhile another gateway
+    appends to `fast`, too."""
 
     def __init__(self) -> None:
         self.end = 0
-        """Of fast's log, all of it certified."""
+        """End of fast's log, all of it certified."""
 
     def lane(self, key: str, level: Durability) -> Lane:
         return Lane(0, 0)
@@ -64,7 +65,7 @@ class TwoQueues(QuietShard):
 
 
 def test_what_another_gateway_appends_during_a_commit_here_is_given_out(tmp_path: Path) -> None:
-    """R10: the storage tells of an end once."""
+    """R10: The storage reports an end once."""
 
     async def main() -> None:
         shard = TwoQueues()
@@ -94,7 +95,7 @@ def test_what_another_gateway_appends_during_a_commit_here_is_given_out(tmp_path
 async def test_a_reader_at_the_end_hears_of_what_was_published_while_nobody_told(
     tmp_path: Path,
 ) -> None:
-    """R10: a gateway polls slowly besides, also for readers that wait for a first message."""
+    """R10: A gateway also polls slowly, for readers that wait for a first message too."""
     with a_server() as node:
         url = await emptied(node)
         opened = []
