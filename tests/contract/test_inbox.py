@@ -34,7 +34,7 @@ def node(redis_binary: Binary) -> Iterator[Node]:
 
 
 class Side:
-    """One gateway's view of a store: its inbox, and the calls that change epochs."""
+    """View of a store that a gateway has: its inbox, and the calls that change epochs."""
 
     def __init__(self, store: RedisStorage | MemoryStorage, inbox: Inbox) -> None:
         self.inbox = inbox

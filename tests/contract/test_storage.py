@@ -171,7 +171,7 @@ async def test_what_is_no_record_is_refused_and_changes_nothing(
 
 
 async def test_what_a_record_says_may_come_along_and_stays_as_it_was(store: Storage) -> None:
-    """Its maker pushes it to consumers from the same values."""
+    """The maker of a record pushes it to consumers from the same values."""
     records = [append(runs=[(ANN, 0, [0, 1]), (None, 0, [0])]), append(runs=[(ANN, 0, [1, 2])])]
     parsed = [parse_header(record.header) for record in records]
     there = [replace(record, parsed=header) for record, header in zip(records, parsed, strict=True)]
@@ -212,7 +212,7 @@ async def test_below_resolved_a_sequence_is_too_old_and_never_a_duplicate(store:
 
 
 async def test_resolved_is_that_of_the_messages_context(store: Storage) -> None:
-    """One record may contain the same producer several times."""
+    """A record may contain the same producer several times."""
     record = append(runs=[(ANN, 0, [1, 2]), (ANN, 2, [3]), (ANN, 4, [4, 3])])
     assert await one(store, record) == [0, 1, 2, 3, "sequence_too_old"]
 

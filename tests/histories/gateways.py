@@ -24,7 +24,7 @@ from tests.waiting import becomes
 
 
 class SharedMetadata(MadMetadata):
-    """One gateway's view of the catalog that all share. Notices can be lost."""
+    """View of the shared catalog that a gateway has. Notices can be lost."""
 
     is_shared = True
 
@@ -58,7 +58,7 @@ class SharedMetadata(MadMetadata):
 
 
 class SharedStorage(Mad):
-    """One gateway's view of the storage that all share; it records owners."""
+    """View of the shared storage that a gateway has. It records owners."""
 
     def __init__(
         self, real: MemoryStorage, inbox: MemoryInbox, wake_ups: list[WakeUp],

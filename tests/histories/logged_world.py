@@ -136,7 +136,7 @@ class LoggedGateway(Gateway):
 
     @property
     def log(self) -> DeliveryLog:
-        """Its delivery log."""
+        """Delivery log of the gateway."""
         return self.broker.delivery_log
 
     async def stop(self) -> None:

@@ -213,7 +213,7 @@ async def test_what_a_gateway_heard_of_while_the_storage_was_away_is_made(town: 
 
 @town(2)
 async def test_a_start_goes_on_when_others_delete_what_it_was_making(town: Town) -> None:
-    """It has read the catalog, and has been frozen since."""
+    """The starting gateway has read the catalog, and has been frozen since."""
     group = await town.group(partitions=1)
     starting, other = town.gateways
     queue = other.find()
@@ -316,7 +316,7 @@ async def test_a_storage_that_is_away_for_a_moment_is_asked_again(house: MadHous
 
 @mad
 async def test_a_queue_that_the_storage_has_not_made_yet_is_not_gone(house: MadHouse) -> None:
-    """Its maker was cut off between catalog and storage. Producers and readers are told to come
+    """The maker was cut off between catalog and storage. Producers and readers are told to come
     again. It is made without another request, and then takes messages."""
     failing_times(house, "create_queue", Refused("storage_unavailable", ""), 1000)
     with pytest.raises(Refused, match="storage_unavailable"):

@@ -143,7 +143,7 @@ class Worker(Session):
 
 
 class History:
-    """One run."""
+    """A single run."""
 
     def __init__(self, house: House, seed: int) -> None:
         self.house = house

@@ -130,7 +130,7 @@ class Witness(Session):
 
 
 class History:
-    """One run."""
+    """A single run."""
 
     def __init__(self, house: House, seed: int) -> None:
         self.house = house

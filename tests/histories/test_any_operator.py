@@ -48,7 +48,7 @@ class Operated(Judge):
 
 
 class Operation(History):
-    """One run."""
+    """A single run."""
 
     judge: Operated
 

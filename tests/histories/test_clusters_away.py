@@ -130,8 +130,7 @@ async def test_what_waits_for_one_cluster_of_a_queue_leaves_room_for_the_other(
 
 @at_clusters
 async def test_a_queue_that_one_cluster_could_not_make_is_made_later(house: ClustersHouse) -> None:
-    """It needs no second request. Its keys there would otherwise be refused until the next
-    start."""
+    """No second request is needed. Keys there would otherwise be refused until the next start."""
     away(house.b)
     with pytest.raises(Unknown):
         await house.queue(partitions=2)
@@ -145,7 +144,7 @@ async def test_a_queue_that_one_cluster_could_not_make_is_made_later(house: Clus
 
 @at_clusters
 async def test_a_gateway_starts_without_a_cluster_and_catches_up(house: ClustersHouse) -> None:
-    """It gives out messages of the others meanwhile."""
+    """The gateway gives out messages of the others meanwhile."""
     queue, group, here, there = await two(house)
     dropped = await house.queue("dropped", partitions=2)
     await house.publish(queue, here)
@@ -170,8 +169,8 @@ async def test_a_gateway_starts_without_a_cluster_and_catches_up(house: Clusters
 async def test_reads_that_hang_at_one_cluster_leave_turns_for_the_other(
     house: ClustersHouse,
 ) -> None:
-    """P8: As many reads as are allowed wait for the one cluster, and the other is read all the
-    same."""
+    """P8: The largest allowed number of reads waits for the one cluster, and the other is read all
+    the same."""
     house.cycle = ("b",)
     stuck = await house.queue("stuck", partitions=limits.READS_LIVE_MAX + 8)
     house.cycle = ("a",)

@@ -31,7 +31,7 @@ async def test_what_its_owner_came_across_is_counted_before_it_is_durable(house:
 
 
 async def test_what_no_owner_came_across_is_counted_in_the_log(house: House) -> None:
-    """Its consumer takes nothing more, and later there is no consumer."""
+    """The consumer takes nothing more, and later there is no consumer."""
     queue, group, _, consumer = await stuck(house)
     consumer.leave()
     await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)

@@ -358,7 +358,7 @@ async def test_pulls_are_requests_and_their_messages_are_written_with_the_answer
 
 
 async def test_what_a_pull_is_given_that_is_cancelled_was_never_written(house: House) -> None:
-    """Its client left in the very turn in which there was a message for it. Another pull of the
+    """The client left in the very turn in which there was a message for it. Another pull of the
     group that was served with it has its own messages."""
     queue = await house.queue()
     group = await house.group(queue)
@@ -459,7 +459,7 @@ async def test_what_has_happened_is_counted_as_the_broker_counts(house: House) -
 
 
 async def test_a_client_says_when_it_produced_and_is_told_the_clock(house: House) -> None:
-    """Its own clock is 5 ms slow. No client is told while nothing is logged."""
+    """The client's clock is 5 ms slow. No client is told while nothing is logged."""
     await house.queue()
     before = Socket(house, name="s-0")
     before.say(type="hello")
@@ -514,8 +514,8 @@ async def test_what_nobody_knows_of_is_unknown_and_has_no_place(
 
 
 async def test_what_arrives_for_a_deleted_queue_is_logged_where_it_stands(house: House) -> None:
-    """It arrives over HTTP and in a session. The log places it in its dead letters, whose offsets
-    it names."""
+    """Messages arrive over HTTP and in a session. The log places them in the dead letters, whose
+    offsets it names."""
     queue = await house.queue()
     await house.broker.delete_queue(ANYBODY, queue.name)
     logged = Logged(house)

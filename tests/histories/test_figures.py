@@ -65,7 +65,8 @@ async def test_what_was_published_is_counted_once(house: House) -> None:
 async def test_what_was_refused_is_counted_wherever_it_was(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be refused by a rule about the message, by the queue's bound, and as a whole."""
+    """Messages are refused by a rule about the message, by the queue's bound, and as a whole
+    batch."""
     queue = await house.queue(messages_max=2)
     before = await shown_queue(house)
     await house.publish(queue, [message(0), message(1, "k" * (limits.KEY_BYTES_MAX + 1))])

@@ -34,7 +34,7 @@ TOKEN = TokenRecord(
 
 
 class Gateway(redis_gateways.Gateway):
-    """One of two gateways, with consumers."""
+    """Gateway of a pair, with consumers."""
 
     async def consumer(self, group: Group, name: str, **options: Any) -> tuple[Session, Any]:
         """Join a consumer of the group."""

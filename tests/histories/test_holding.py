@@ -39,7 +39,7 @@ async def gone(house: House, group: Group) -> None:
 
 
 async def test_keys_that_wait_are_listed_with_their_reasons(house: House) -> None:
-    """They are listed while a consumer owns the partition, and then from the durable state."""
+    """Keys are listed while a consumer owns the partition, and then from the durable state."""
     queue = await house.queue(
         partitions=3, on_exhausted="park", attempts_max=2, backoff_s=60, backoff_max_s=60
     )

@@ -304,7 +304,7 @@ def test_acks_of_other_shards_are_confirmed_while_one_is_down() -> None:
 
 
 def test_reads_do_not_wait_for_those_of_a_primary_that_is_down() -> None:
-    """Its reads hang until they are given up, a hundred at a time."""
+    """Reads of that primary hang until they are given up, a hundred at a time."""
 
     async def main() -> None:
         tail = Tail(storage_of(Partly(one_primary)))

@@ -221,7 +221,7 @@ async def test_a_gateway_that_settles_what_it_does_not_own_is_found_out(
 async def test_receipts_of_one_request_go_to_each_partition_and_are_answered_in_their_order(
     two: Make,
 ) -> None:
-    """One answer covers valid receipts, ended ones, and texts that are no receipts."""
+    """A single answer covers valid receipts, ended ones, and texts that are no receipts."""
     here = await two(partitions=4)
     await here.a.publish(here.queue, [message(n, f"k{n}") for n in range(40)])
     pulled: list[PulledMessage] = []

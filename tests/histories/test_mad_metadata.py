@@ -246,8 +246,8 @@ async def test_what_is_looked_up_again_and_again_is_asked_for_once(house: MadHou
 
 @mad
 async def test_an_unknown_name_is_known_as_soon_as_it_is_made(house: MadHouse) -> None:
-    """It is known elsewhere within a second of its creation, here at once, and from then on. The
-    same holds for one that is deleted."""
+    """The name is known elsewhere within a second of its creation, here at once, and from then on.
+    The same holds for one that is deleted."""
     await house.queue("early")
     await asyncio.sleep(0.8 * limits.METADATA_FRESH_S)
     with pytest.raises(Refused):

@@ -305,8 +305,8 @@ async def test_the_publisher_says_for_how_long_a_commit_is_under_way(house: MadH
 
 @mad
 async def test_the_next_commit_takes_what_others_have_beside_a_flood(house: MadHouse) -> None:
-    """One queue has megabytes waiting. Messages of another one are durable with the next commit.
-    The first one keeps its order (R7)."""
+    """A queue has megabytes waiting. Messages of another one are durable with the next commit. The
+    first one keeps its order (R7)."""
     steady = await house.queue("steady")
     assert await house.publish(steady, numbered(1)) == [(0, 0, False)]
     flood, answers = await flooded(house)

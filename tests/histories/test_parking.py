@@ -272,7 +272,7 @@ async def test_a_message_without_a_key_is_named_by_its_hash(house: House) -> Non
 
 
 async def test_all_are_released_at_once(house: House) -> None:
-    """They are in several partitions, and have one answer."""
+    """The keys are in several partitions, and have one answer."""
     queue = await house.queue(on_exhausted="park", attempts_max=1, partitions=4)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)

@@ -117,7 +117,7 @@ async def test_a_pause_is_of_groups_and_readers_go_on(house: House) -> None:
 
 
 async def test_a_pause_outlives_the_broker_and_new_settings(durable_house: House) -> None:
-    """It is durable before its answer. New settings neither end it nor begin one."""
+    """A pause is durable before its answer. New settings neither end it nor begin one."""
     house = durable_house
     queue = await house.queue()
     group = await house.group(queue)

@@ -105,7 +105,7 @@ async def test_a_group_that_an_operator_moves_has_no_neighbouring_epochs(
 
 
 async def test_what_is_damaged_is_passed_with_a_word(durable_house: House) -> None:
-    """It was given to no consumer, and no audit may take it for lost."""
+    """The damaged message was given to no consumer, and no audit may take it for lost."""
     house = durable_house
     queue = await house.queue()
     group = await house.group(queue)

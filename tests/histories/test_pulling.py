@@ -141,7 +141,7 @@ async def test_a_pull_that_does_not_wait_waits_for_no_storage_that_refuses(
 
 @town()
 async def test_a_pull_that_does_not_wait_waits_for_no_other_gateway(town: Town) -> None:
-    """Its consumer may hold the partitions for as long as it drains."""
+    """The other gateway's consumer may hold the partitions for as long as it drains."""
     group = await town.group(partitions=4)
     one, two = town.gateways[:2]
     await one.publish(one.find(), [message(n, f"k{n}") for n in range(40)])
@@ -370,7 +370,7 @@ async def test_what_a_vanished_client_pulled_returns_at_once(house: House) -> No
 
 
 async def test_a_pull_that_is_cancelled_was_given_nothing(house: House) -> None:
-    """It is cancelled at each possible moment. The next pull gets the message, at its first
+    """The pull is cancelled at each possible moment. The next pull gets the message, at its first
     attempt."""
     queue = await house.queue()
     group = await house.group(queue)

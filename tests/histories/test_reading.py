@@ -156,7 +156,7 @@ async def test_a_filtered_reader_gets_its_keys_and_moves_on_over_the_rest(house:
 async def test_a_filtered_reader_that_is_cut_off_by_credit_misses_nothing(
     house: House, start: str
 ) -> None:
-    """R26, P10: Whatever credit it had when it left, its position brings the rest."""
+    """R26, P10: The reader's position brings the rest, however much credit it had when it left."""
     queue = await house.queue(retention_s=3600)
     wanted = list(range(0, 40, 2))
     for credit in (1, 3, 7, 20):

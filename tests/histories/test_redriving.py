@@ -277,7 +277,7 @@ async def test_letters_that_went_back_leave_the_dead_letters(house: House) -> No
 
 
 async def test_what_dies_again_is_a_letter_again(house: House) -> None:
-    """Its origin is new, and is once more in the headers."""
+    """The origin is new, and is once more in the headers."""
     queue = await mortal(house)
     await bury(house, queue, [message(0, "a", id="i")])
     assert await redrive(house, queue) == 1

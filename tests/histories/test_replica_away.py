@@ -207,7 +207,7 @@ async def test_what_was_taken_is_not_owned_again_by_an_older_row(town: Town) -> 
 
 @town(1)
 async def test_who_comes_back_gives_nothing_of_a_group_that_is_gone(town: Town) -> None:
-    """It was deleted elsewhere, and the notice has not arrived here. There is no row."""
+    """The group was deleted elsewhere, and the notice has not arrived here. There is no row."""
     group = await town.group(partitions=2)
     (gateway,) = town.gateways
     session, _ = await gateway.consumer(group)

@@ -155,7 +155,7 @@ async def test_making_a_queue_again_at_the_start_of_an_app_deletes_nothing(
 async def test_the_first_dead_letter_finds_the_queue_that_was_made_for_it(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """Its settings stay, also if it is made while the letter is on its way."""
+    """The queue's settings stay, also if it is made while the letter is on its way."""
     await made(http, partitions=1, attempts_max=1)
     await made(http, f"{QUEUE}.dead-letters", retention_s=WEEK_S, partitions=2)
     queue = house.find()
@@ -265,7 +265,7 @@ async def test_what_was_to_park_and_is_to_die_says_how_many_messages(
 async def test_what_is_parked_is_not_counted_where_nothing_parks_any_more(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """It stays parked until an operator decides."""
+    """The key stays parked until an operator decides."""
     await made(http, partitions=1, attempts_max=1, on_exhausted="park")
     await made(http, GROUP)
     await published(house, 1, "a")
@@ -283,7 +283,7 @@ async def test_what_is_parked_is_not_counted_where_nothing_parks_any_more(
 async def test_fewer_attempts_count_one_that_is_under_way(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """It is the one of two messages in flight that was tried before."""
+    """Of two messages in flight, the number counts the one that was tried before."""
     await made(http, partitions=1, attempts_max=5, backoff_s=0)
     await made(http, GROUP)
     for key in "ab":
@@ -370,7 +370,7 @@ async def test_a_seek_says_how_many_messages_nobody_needs_then(
 
 
 async def test_a_seek_counts_only_what_it_skips(house: House, http: httpx2.AsyncClient) -> None:
-    """It counts neither settled messages nor those still ahead. To seek back is free."""
+    """The count has neither settled messages nor those still ahead. To seek back is free."""
     await made(http, partitions=1)
     await made(http, GROUP)
     await published(house, 9)

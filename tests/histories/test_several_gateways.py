@@ -193,7 +193,7 @@ async def test_who_was_cut_off_gives_nothing_settles_nothing_and_joins_again(tow
 
 @town()
 async def test_who_is_cut_off_stops_giving_before_others_begin(town: Town) -> None:
-    """It knows this by its own clock. Its log goes on growing."""
+    """The gateway knows this by its own clock. Its log goes on growing."""
     one, two = town.gateways
     group = await town.group(partitions=1)
     first, _ = await one.consumer(group, credit=10)
@@ -432,7 +432,7 @@ async def test_others_leave_what_a_session_holds_to_it(town: Town) -> None:
 
 @town()
 async def test_who_does_not_come_is_not_waited_for_any_longer(town: Town) -> None:
-    """Its gateway went down, and it asked for a linger of 30 s."""
+    """The gateway of the session went down, and the session asked for a linger of 30 s."""
     one, two = town.gateways
     group, old, _ = await moving(town)
     other, _ = await two.consumer(group)
@@ -445,7 +445,8 @@ async def test_who_does_not_come_is_not_waited_for_any_longer(town: Town) -> Non
 
 @town()
 async def test_who_comes_back_while_its_gateway_has_not_heard_stays(town: Town) -> None:
-    """It went to another gateway and came back before a notice did. It is here, as it says."""
+    """The session went to another gateway and came back before a notice did. It is here, as it
+    says."""
     one, two = town.gateways
     group, old, held = await moving(town)
     one.metadata.is_deaf = True

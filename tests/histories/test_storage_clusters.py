@@ -193,8 +193,8 @@ async def test_without_the_first_one_known_queues_are_published_to(world: World)
 
 
 async def test_a_console_shows_what_answers(world: World) -> None:
-    """It names the queues of which a cluster does not answer. If all clusters answer, none is
-    named."""
+    """The console names the queues of which a cluster does not answer. If all clusters answer, none
+    is named."""
     one = await world.gateway("one")
     await placed(one)
     async with one.http() as http:
@@ -285,7 +285,8 @@ async def _says(storage: Storage, what: str) -> bool:
 
 
 async def test_a_queue_at_a_cluster_that_is_not_named_here(world: World) -> None:
-    """It is refused there. It is not looked for at another cluster, where it would be empty."""
+    """Messages for it are refused there. The queue is not looked for at another cluster, where it
+    would be empty."""
     one = await world.gateway("one")
     queue = await placed(one)
     two = await world.gateway("two", world.urls[0])
@@ -321,7 +322,7 @@ async def test_no_new_partition_goes_to_a_hot_cluster(world: World) -> None:
 
 
 async def test_operators_see_where_partitions_are(world: World) -> None:
-    """They see those of all clusters, and of one that is not named to this gateway."""
+    """Operators see those of all clusters, and of one that is not named to this gateway."""
     one = await world.gateway("one")
     queue = await placed(one)
     inner = one.broker.metadata.inner

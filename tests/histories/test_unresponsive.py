@@ -87,7 +87,7 @@ SIGNS: dict[str, Settle] = {
 
 @pytest.mark.parametrize("sign", SIGNS)
 def test_its_next_sign_brings_it_back(sign: str, tmp_path: Any) -> None:
-    """It is given its share again, and works on."""
+    """The consumer is given its share again, and works on."""
 
     @mad
     async def history(house: MadHouse) -> None:
@@ -112,8 +112,8 @@ def test_its_next_sign_brings_it_back(sign: str, tmp_path: Any) -> None:
 
 @mad
 async def test_who_acks_one_of_many_in_each_lease_is_not_given_up(house: MadHouse) -> None:
-    """It has one slow handler beside nineteen that hang. Hanging deliveries come again, and the
-    partitions stay."""
+    """The consumer has one slow handler beside nineteen that hang. Hanging deliveries come again,
+    and the partitions stay."""
     queue, group = await shared(house)
     slow, one, working, two = await both(house, queue, group)
     work = asyncio.create_task(works(working, two))

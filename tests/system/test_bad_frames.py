@@ -26,7 +26,7 @@ GROUP = f"{QUEUE}/groups/billing"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One broker for all of these."""
+    """Broker for all of these."""
     with running(tmp_path_factory.mktemp("frames")) as server:
         yield server
 
@@ -303,7 +303,7 @@ async def test_a_frame_with_a_malformed_message_is_refused_whole(server: Server)
 
 
 async def test_exactly_at_each_limit_is_fine(server: Server) -> None:
-    """They are delivered byte for byte (P2)."""
+    """Bodies are delivered byte for byte (P2)."""
     at_limit: list[str] = [
         json.dumps({"key": "k" * 1024, "body": 1}),
         json.dumps({"key": "é" * 512, "body": 1}, ensure_ascii=False),

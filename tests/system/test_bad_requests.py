@@ -26,7 +26,7 @@ NO_INT = ['"1"', "1.5", "-1", "true", "[]", "{}", "9" * 400, "1e400", "NaN", "01
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One broker for all of these."""
+    """Broker for all of these."""
     with running(tmp_path_factory.mktemp("requests")) as server:
         yield server
 
@@ -235,7 +235,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_bad_name_is_refused_everywhere(server: Server, name: str) -> None:
-    """Of a queue and of a group, in every call: 4xx, and nothing is created."""
+    """Names of a queue and of a group, in every call: 4xx, and nothing is created."""
     async with scene(server) as at:
         before = await at.state()
         for method, path in (

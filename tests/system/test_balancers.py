@@ -159,7 +159,7 @@ async def is_ready(behind: Behind) -> bool:
 async def test_what_one_client_publishes_another_one_gets(
     tmp_path: Path, kind: Kind, transport: Transport
 ) -> None:
-    """They may be at any gateways."""
+    """Both clients may be at any gateways."""
     async with behind(kind, tmp_path) as made, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(made.client(transport)) for _ in range(4)]
         assert {client.transport for client in clients} == {transport}
@@ -207,7 +207,7 @@ async def test_nobody_is_believed_who_he_says_he_is(tmp_path: Path, kind: Kind) 
 async def test_each_request_of_a_long_poll_comes_to_the_gateway_that_has_it(
     tmp_path: Path, kind: Kind
 ) -> None:
-    """It may come over any connection; a session elsewhere would be 404."""
+    """Each request may come over any connection. A session elsewhere would be 404."""
     async with behind(kind, tmp_path) as made:
         paths = [await polled(made) for _ in range(9)]
         for number in range(1, 4):

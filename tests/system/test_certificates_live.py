@@ -138,7 +138,7 @@ async def test_what_it_stood_for_is_revoked_and_its_sessions_end(
 @pytest.mark.usefixtures("broken_handshakes")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 async def test_one_of_another_authority_gets_no_connection(broker: Broker, tmp_path: Path) -> None:
-    """It has the right name, but is not accepted."""
+    """The certificate has the right name, but is not accepted."""
     context = broker.shows(None)
     context.load_cert_chain(*Authority(tmp_path, "foreign").issue("foreign", x509.DNSName(METER)))
     with pytest.raises(tocsin.CannotConnect):

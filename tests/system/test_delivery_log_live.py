@@ -99,8 +99,8 @@ async def test_after_a_clean_stop_the_log_has_what_the_clients_saw(tmp_path: Pat
 
 
 async def test_what_a_client_does_not_read_is_not_written(tmp_path: Path) -> None:
-    """It has stopped reading, and leaves without reading more. A message that its socket did not
-    take has no time of writing; earlier ones have. The sockets of others go on."""
+    """The client has stopped reading, and leaves without reading more. A message that its socket
+    did not take has no time of writing; earlier ones have. The sockets of others go on."""
     with running(tmp_path) as server:
         async with tocsin.connect(server.url) as client:
             await client.create_queue("orders", partitions=1)
@@ -131,7 +131,8 @@ async def test_what_a_client_does_not_read_is_not_written(tmp_path: Path) -> Non
 
 
 async def test_a_session_by_long_poll_has_what_it_polled(tmp_path: Path) -> None:
-    """Of a group and of a reader: written when a poll took it, however long after it was given."""
+    """Messages of a group and of a reader are written when a poll took it, however long after it
+    was given."""
     with running(tmp_path) as server:
         async with tocsin.connect(server.url) as client:
             await client.create_queue("orders", partitions=1)

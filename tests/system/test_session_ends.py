@@ -24,7 +24,7 @@ COUNT = 1000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One broker for all of these except the drains."""
+    """Broker for all of these except the drains."""
     with running(tmp_path_factory.mktemp("ends")) as server:
         yield server
 
@@ -192,7 +192,7 @@ async def test_consumers_come_and_go_all_the_time(server: Server) -> None:
 
 
 class Witness:
-    """One consumer through a drain: its messages, and those with a confirmed ack."""
+    """A consumer through a drain: its messages, and those with a confirmed ack."""
 
     def __init__(self) -> None:
         self.given: list[int] = []

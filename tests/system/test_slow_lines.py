@@ -104,7 +104,7 @@ async def test_a_large_message_comes_down_a_slow_line(
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_what_stands_still_half_way_is_cut(proxy: Proxy, transport: Transport) -> None:
-    """It goes on when the line does, over another connection."""
+    """A publish goes on when the line does, over another connection."""
     async with tocsin.connect(proxy.url, transport=transport) as client:
         proxy.treat_all(up=SLOW)
         publishing = asyncio.create_task(client.publish(QUEUE, BODY, timeout_s=120))
