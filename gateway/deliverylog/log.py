@@ -262,15 +262,13 @@ class PublishOrigin:
         self.log.add_unknown(self, count)
 
 
+@dataclass(slots=True)
 class CommittedOrigins:
     """The origins of one commit. `is_late`: their publishers were answered `unknown` before."""
 
-    __slots__ = ("is_late", "origins", "stages")
-
-    def __init__(self, stages: CommitTimes, *, is_late: bool) -> None:
-        self.stages = stages
-        self.is_late = is_late
-        self.origins: list[PublishOrigin] = []
+    stages: CommitTimes
+    is_late: bool
+    origins: list[PublishOrigin] = field(default_factory=list)
 
     def add(self, runs: Sequence[Owned], number: int, result: Appended, header: Header) -> None:
         """Add a record of the commit, which stands in partition `number`; `runs` says whose its

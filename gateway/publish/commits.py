@@ -713,7 +713,7 @@ class Committer:
         self.took_s.add((times.certified_us - times.asked_us) / 1e6)
         self.messages.add(sum(len(record.builder) for record in commit.batch))
         self.total += 1
-        origins = CommittedOrigins(times, is_late=commit.is_answered)
+        completed: list[tuple[OpenRecord, Header, Appended]] = []
         for at, (record, result) in enumerate(zip(commit.batch, results, strict=True)):
             left = self._appending.pop(record.partition) - 1
             if left:
@@ -728,8 +728,13 @@ class Committer:
                 unmade = Refused("storage_unavailable", "the queue is being made", UNMADE_S)
                 self._fail(commit, at, unmade)
             else:
-                self._complete(commit, at, result, origins)
-        self._group.log.add_commit(origins)
+                self._complete(commit, at, result, times)
+                completed.append((record, commit.headers[at], result))
+        if self._group.log.is_on:
+            origins = CommittedOrigins(times, is_late=commit.is_answered)
+            for record, header, result in completed:
+                origins.add(record.runs, record.partition.number, result, header)
+            self._group.log.add_commit(origins)
 
     def _fail(self, commit: Commit, at: int, error: TocsinError) -> None:
         """Answer a record that was not stored, or whose outcome is not known."""
@@ -743,12 +748,10 @@ class Committer:
         if not commit.is_answered:
             record.fail(error)
 
-    def _complete(
-        self, commit: Commit, at: int, result: Appended, origins: CommittedOrigins
-    ) -> None:
+    def _complete(self, commit: Commit, at: int, result: Appended, times: CommitTimes) -> None:
         """Hand a record to the tail, and answer it: now, and not before, followers get it (R10)."""
         record, append, header = commit.batch[at], commit.appends[at], commit.headers[at]
-        partition, times = record.partition, origins.stages
+        partition = record.partition
         if result.certified < result.first + result.count or not result.count:
             self._tail.certified(partition, result.certified)  # of what was there before
         else:
@@ -757,7 +760,6 @@ class Committer:
             else:
                 stored = Record(result.first, header.without_producers(), append.payload)
             self._tail.appended(partition, stored, times, result.certified)
-        origins.add(record.runs, partition.number, result, header)
         self._certify_late(partition)
         self._group.release(record)
         self.messages_total += result.count
