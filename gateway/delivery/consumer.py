@@ -1,9 +1,8 @@
-"""A session's place in a group: its credit, its partitions, and what it says about deliveries.
+"""Consumer: a session's subscription in a group, with its credit and its partitions.
 
-A client that comes back names what it holds. `sort` divides that into what its partitions
-know, what is perhaps to be adopted from a former epoch (R22), and what is lost; `adopt_in` reads
-what `push.delivery.adopt` must know of the log. A `Settlement` says what an ack, nack or extend
-did.
+A client that comes back names the deliveries that it holds. `sort` divides them into those that its
+partitions know, those that may be adopted from the epoch before (R22), and those that are lost;
+`adopt_in` reads what `push.delivery.adopt` must know of the log.
 """
 
 import asyncio
@@ -52,19 +51,19 @@ if TYPE_CHECKING:
 Pushes = dict[int, list[Range]]
 """Push → ranges of offsets."""
 Claims = dict[int, dict[int, Pushes]]
-"""Partition → epoch → what is held."""
+"""Partition → epoch → pushes that are held."""
 
 
 @dataclass(slots=True)
 class HeldClaims:
-    """What a client says it holds, sorted."""
+    """The deliveries that a client says it holds, sorted."""
 
     held: dict[int, Pushes] = field(default_factory=dict)
-    """Partition → what its slot's ledger knows, by its numbers."""
+    """Partition → the pushes that its ledger knows, by its numbers."""
     before: Claims = field(default_factory=dict)
-    """What is perhaps to be adopted."""
+    """Deliveries that may be adopted."""
     lost: DeliveryList = field(default_factory=list)
-    """What is not the client's any more."""
+    """Deliveries that are not the client's any more."""
 
 
 def sort(
@@ -91,7 +90,7 @@ def sort(
 
 
 def claims_of(deliveries: DeliveryList) -> Claims:
-    """A delivery list, by partition and epoch."""
+    """Arrange a delivery list by partition and epoch."""
     claims: Claims = {}
     for partition, epoch, push, *numbers in deliveries:
         ranges = zip(numbers[::2], numbers[1::2], strict=True)
@@ -100,7 +99,7 @@ def claims_of(deliveries: DeliveryList) -> Claims:
 
 
 def offsets_in(claims: Claims) -> int:
-    """How many offsets they name."""
+    """Number of offsets that these claims name."""
     return sum(
         extent(ranges)
         for epochs in claims.values()
@@ -110,7 +109,7 @@ def offsets_in(claims: Claims) -> int:
 
 
 def listed(partition: int, epoch: int, pushes: Mapping[int, Sequence[Range]]) -> DeliveryList:
-    """As a delivery list."""
+    """Make a delivery list of pushes."""
     return [
         [partition, epoch, push, *(number for pair in ranges for number in pair)]
         for push, ranges in pushes.items()
@@ -118,7 +117,7 @@ def listed(partition: int, epoch: int, pushes: Mapping[int, Sequence[Range]]) ->
 
 
 def named(slot: OwnedPartition, by_number: Mapping[int, Sequence[Range]]) -> DeliveryList:
-    """As a delivery list, of what the slot's ledger knows by these numbers."""
+    """Make a delivery list of pushes by their numbers in the slot's ledger."""
     found: DeliveryList = []
     for number, ranges in by_number.items():
         epoch, push = slot.delivery.name_of(number)
@@ -163,7 +162,8 @@ async def adopt_in(
 
 
 async def read_keys(tail: Tail, partition: Partition, wanted: Sequence[Range]) -> dict[int, int]:
-    """Offset → key hash of what the log has of these ranges, which ascend."""
+    """Read the key hashes of these ranges, which ascend: offset → key hash, where the log has
+    it."""
     keys: dict[int, int] = {}
     records: deque[Record] = deque()
     for first, last in wanted:
@@ -234,7 +234,7 @@ class _Barrier(Settlement):
 
 
 class Consumer:
-    """See the module. It may leave from when it is made."""
+    """One subscription in a group. It may leave from when it is made."""
 
     pulls = False
 
@@ -262,33 +262,33 @@ class Consumer:
         self._reserved = 0
         """Messages that are being settled before they are pushed (R23)."""
         self._in_flight = 0
-        """What it was given and has not settled, in all its slots."""
+        """Number of deliveries in flight, in all its slots."""
         self.slots: dict[int, OwnedPartition] = {}
         self._turn = 0
         self._scheduled = False
         self.opened = False
         self.left = False
         self._ended: Refused | None = None
-        """Why its group is gone."""
+        """Why its group is deleted; None: it is not."""
         self._is_of_before = held
-        """It may name what a gateway before this one gave it."""
+        """Whether it may name deliveries of a gateway before this one."""
         self.stays = self._suspended = held
-        """Its session has no transport, or has not said yet what it holds."""
+        """Whether its session has no transport, or has not said yet what it holds."""
         self._adopting: HeldClaims | None = None
-        """What it said last that it holds, as long as that is being found out about."""
+        """The claims that are being judged; None: none are."""
         self._responsiveness = Responsiveness()
         self._held_late: asyncio.TimerHandle | None = None
-        """Runs while it has to say what it holds, and could."""
+        """Timer that runs while it has to say what it holds, and could."""
 
     @property
     def linger_s(self) -> float:
-        """How long it is waited for; see Link."""
+        """Seconds that its place waits for it; 0: not at all."""
         return self._link.linger_s
 
     @property
     def owner(self) -> bytes:
-        """Its name in owner tokens (R22): the same when its session comes back, and another one
-        for every tenant and principal."""
+        """The name in owner tokens (R22): the same when its session comes back, and another one for
+        every tenant and principal."""
         who, group_id = self.principal, self._runtime.group.group_id
         parts = msgspec.json.encode([who.tenant, who.name, group_id, self._place])
         return blake2b(parts, digest_size=OWNER_BYTES, person=b"tocsin-owner").digest()
@@ -323,20 +323,20 @@ class Consumer:
     # --- Giving --------------------------------------------------------------------------------
 
     async def join(self) -> None:
-        """Take its place in the group. It is given nothing before this turn of the loop has ended,
-        so that the caller's answer goes first. Raises TocsinError: it has not joined."""
+        """Join the group. Nothing is given before this turn of the loop has ended, so that the
+        caller's answer goes first. Raises TocsinError: it has not joined."""
         await self._runtime.join(self)
         asyncio.get_running_loop().call_soon(self.open)
 
     def open(self) -> None:
-        """The session knows of the subscription: pushes may come."""
+        """Let pushes come: the session knows of the subscription."""
         self.opened = True
         self.pump()
         if self.stays:
             self.await_held()
 
     def available(self) -> int:
-        """Messages it may be given now: as far as credit goes, and room for leases (P9)."""
+        """Number of messages it may be given now, by its credit and its room for leases (P9)."""
         if not self.opened or self.left or self._suspended or not self._link.writable():
             return 0
         if self._runtime.queue.paused:
@@ -345,7 +345,7 @@ class Consumer:
         return min(self._credit.available - self._reserved, room)
 
     def share(self) -> Share:
-        """What a key may have of what is available: of the credit, and of the room for leases."""
+        """A key's share of what is available: of the credit, and of the room for leases."""
         credit, most = self._credit, limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
         of_credit = credit.available - self._reserved - kept(credit.window)
         of_room = most - self._in_flight - kept(most)
@@ -383,13 +383,14 @@ class Consumer:
         self.pump()
 
     def pump(self) -> None:
-        """Let its slots give, soon."""
+        """Let its slots give at the end of this turn."""
         if not self._scheduled and not self.left:
             self._scheduled = True
             self._end_of_turn.call(self._pump)
 
     def _pump(self) -> None:
-        """Those that do not rest take turns: a bounded share each, so a backlog starves nobody."""
+        """Let slots that have something to give take turns: a bounded number of messages each, so
+        that a backlog starves no partition."""
         self._scheduled = False
         slots = list(self.slots.values())
         if not slots or self.left:
@@ -403,12 +404,12 @@ class Consumer:
             self.pump()
 
     def reserve(self, count: int) -> object:
-        """Part of the credit, for what is being settled."""
+        """Reserve a part of the credit, for messages that are being settled."""
         self._reserved += count
         return self
 
     def release(self, count: int, reserved: object) -> None:
-        """It is free again."""
+        """Free what was reserved."""
         self._reserved -= count
 
     def deliver(
@@ -557,7 +558,7 @@ class Consumer:
             self._link.on_named(max(given_at))
 
     def start(self, started: DeliveryList) -> None:
-        """Handlers have begun (R19)."""
+        """Mark deliveries whose handlers have begun (R19)."""
         now = asyncio.get_running_loop().time() if started else 0.0
         for delivery in started:
             slot, number = self._slot(delivery, Settlement())
@@ -566,8 +567,8 @@ class Consumer:
                     slot.delivery.start(number, delivery[index], delivery[index + 1], now=now)
 
     def _slot(self, delivery: list[int], settled: Settlement) -> tuple[OwnedPartition | None, int]:
-        """The slot that a delivery names, and the push's number there; what belongs to no slot or
-        epoch of this session is judged here: an older epoch is stale, anything else was never
+        """Return the slot that a delivery names, and the push's number there. A delivery of no slot
+        or epoch of this session is judged here: an older epoch is stale, anything else was never
         given to it."""
         slot = self.slots.get(delivery[0])
         if slot is not None:
@@ -585,7 +586,7 @@ class Consumer:
 
     def _was_given(self, partition: int, epoch: int) -> bool:
         """Whether there may have been such a delivery, under an epoch that is over. Of a partition
-        that nobody has had since this gateway began, who was here before may name any."""
+        that had no owner since this gateway began, a consumer that was here before may name any."""
         newest = self._runtime.epochs.get(partition)
         if newest is None:
             return self._is_of_before and partition in self._runtime.queue.members
@@ -599,7 +600,7 @@ class Consumer:
         return self._responsiveness.is_unresponsive
 
     def _sign(self, now: float, *named: DeliveryList) -> None:
-        """The client names these: it works, and has them."""
+        """Note that the client names these deliveries: it works, and has them."""
         if self._responsiveness.on_sign(now=now):
             self._rebalance()
         if self._link.is_in_transit:
@@ -622,8 +623,8 @@ class Consumer:
             self._runtime.rebalance()
 
     def await_held(self) -> None:
-        """It can say what it holds, and has HELD_TIMEOUT_S from now to do so, or to go on with it;
-        else its partitions go to those who work."""
+        """Give the client HELD_TIMEOUT_S to say what it holds, or to go on with it; else its
+        partitions go to consumers that work."""
         self._stop_waiting()
         if self._suspended and not self.left:
             loop = asyncio.get_running_loop()
@@ -661,13 +662,13 @@ class Consumer:
             self.deleted(why)
 
     def unsettled(self) -> int:
-        """Deliveries that it holds."""
+        """Number of deliveries that it holds."""
         return self._in_flight
 
     # --- Between two transports -----------------------------------------------------------------
 
     def suspend(self) -> None:
-        """The session's transport is gone. It keeps its place and what it holds."""
+        """Give nothing while the session has no transport. The place and the deliveries stay."""
         self._stop_waiting()
         self._suspended = True
         self._adopting = None
@@ -675,10 +676,10 @@ class Consumer:
     def hold(
         self, received: int, deliveries: DeliveryList
     ) -> DeliveryList | Awaitable[DeliveryList]:
-        """Its client came back: it holds these, of `received` messages in all (R22, R25). What
-        was pushed beyond that, nobody has seen: it goes back uncounted. What was held under an
-        epoch before is adopted, where it may be. Returns what of `deliveries` is not its own any
-        more, at once or when that is known; until then nothing is given.
+        """Take up what the client holds, which came back with `received` messages in all (R22,
+        R25). Messages pushed beyond that have not arrived: they go back uncounted. Deliveries of
+        the epoch before are adopted, where they may be. Returns the `deliveries` that are not its
+        own any more, at once or when that is known; until then nothing is given.
 
         Raises:
             Refused: invalid_request: more received than was sent, more held than may be, or the

@@ -1,13 +1,13 @@
-"""Cursor writes of all deliveries of this gateway, gathered.
+"""Cursor writer: gathers the cursor writes of all deliveries of this gateway.
 
-A cursor that moved is written with the next flush: at once when somebody waits for it (a
-confirmed ack, a redelivery, an overflowing line), else after a few milliseconds, so that thousands
-of acks become one row. Storage puts the writes into the group commit that is next. Those of one
-lane (`push.storage_port.Lane`) are written, and fail, together, and hold up nobody else's.
+A cursor that moved is written with the next flush: at once when something waits for it (a confirmed
+ack, a redelivery, an overflowing line), else after a few milliseconds, so that thousands of acks
+become one row. The storage puts the writes into its next group commit. Writes of one lane
+(`push.storage_port.Lane`) succeed or fail together, and hold up no other lane's.
 
-While a commit of what was published is under way in the lane, nothing else begins there. So the
-writes wait here until it has ended, and go right behind what is published next: handed over
-meanwhile they would be a transaction of their own, which what is published next waited for. Where
+While a commit of published records is under way in the lane, no other commit begins there. So the
+writes wait here until it has ended, and go right behind the records published next: handed over
+meanwhile they would be a transaction of their own, which the next records would wait for. Where
 commits are large, or one takes long, they are handed over all the same.
 """
 
@@ -23,36 +23,36 @@ from push.places import CursorPlace, Partition
 from push.storage_port import CursorWrite, Storage, Written
 
 FLUSH_AFTER_S: Final = 0.02
-"""What a crash may make come again, of acks that nobody asked to be confirmed and that their client
-does not say again."""
+"""Time in which a crash may lose acks that are not to be confirmed, so that their messages come
+again."""
 RETRY_AFTER_S: Final = 0.5
 HELD_S: Final = 0.02
-"""How long they wait for a commit."""
+"""The longest time that writes wait for a commit."""
 
 
 class CursorSource(Protocol):
-    """Who has a cursor to write."""
+    """Something that has a cursor to write: an owned partition."""
 
     @property
     def place(self) -> CursorPlace:
-        """Whose cursor."""
+        """The cursor's place."""
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
-        """The change to write now; None: nothing, or one is under way."""
+        """Return the change to write now; None: nothing, or one is under way."""
 
     def written(self, answer: Written) -> None:
-        """It is durable."""
+        """Take up that the change is durable."""
 
     def not_written(self, error: TocsinError) -> None:
-        """It is not, or nobody knows; the change is kept."""
+        """Keep the change: it is not durable, or that is not known."""
 
     def fenced(self) -> None:
-        """A newer owner exists."""
+        """End: a newer owner exists."""
 
 
 class CursorWriter:
-    """Gathers cursor writes by lane. `commits`: those of what is published, which the writes of a
-    lane wait for; None: nothing is published here."""
+    """Gathered cursor writes, by lane. `commits`: the commits of published records, which the
+    writes of a lane wait for; None: nothing is published here."""
 
     def __init__(self, storage: Storage, commits: GroupCommit | None = None) -> None:
         self._storage = storage
@@ -61,18 +61,18 @@ class CursorWriter:
             commits.watch(self.moved)
         self._dirty: dict[CursorSource, None] = {}
         self._held: dict[int, dict[CursorSource, None]] = {}
-        """By lane: those that wait for its commit."""
+        """Lane → the cursors that wait for its commit."""
         self._until: dict[int, asyncio.TimerHandle] = {}
-        """By lane: when they have waited for long enough."""
+        """Lane → the end of that wait."""
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._flushes: set[asyncio.Task[None]] = set()
         self.fenced_writes = 0
-        """Writes that the storage refused, because somebody else owned the place by then."""
+        """Number of writes that the storage refused, because the place had a newer owner."""
         self._watchers: list[Callable[[Partition], None]] = []
 
     def mark(self, writer: CursorSource, *, urgent: bool = False) -> None:
-        """It has something to write; `urgent`: somebody waits for it."""
+        """Write a cursor with the next flush; `urgent`: something waits for it."""
         self._dirty[writer] = None
         if urgent:
             if self._soon is None:
@@ -81,11 +81,11 @@ class CursorWriter:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_AFTER_S, self._flush)
 
     def watch(self, written: Callable[[Partition], None]) -> None:
-        """Call this with each partition in which something was settled: there may be room now."""
+        """Call `written` with each partition in which something was settled: there may be room."""
         self._watchers.append(written)
 
     def moved(self, number: int) -> None:
-        """A commit has begun or ended in this lane: what waits for that goes now."""
+        """Hand over the writes that waited for a commit to begin or end in this lane."""
         held = self._held.pop(number, None)
         if held:
             self._until.pop(number).cancel()
@@ -108,7 +108,7 @@ class CursorWriter:
                 self._write_those(some)
 
     def _must_wait(self, number: int) -> bool:
-        """Whether a commit of what was published is under way in the lane, or begins now."""
+        """Whether a commit of published records is under way in the lane, or begins now."""
         return self._commits is not None and self._commits.is_busy(number)
 
     def _hold(self, number: int, writers: dict[CursorSource, None]) -> None:
@@ -120,12 +120,12 @@ class CursorWriter:
         loop.call_soon(self._look, number)
 
     def _look(self, number: int) -> None:
-        """One was to begin, and perhaps did not, or elsewhere."""
+        """Hand over the writes of a lane where the commit that was to begin did not."""
         if not self._must_wait(number):
             self.moved(number)
 
     def _write_those(self, writers: dict[CursorSource, None]) -> None:
-        """All of one lane."""
+        """Hand over writes, all of one lane."""
         wall_unix_ms, loop = int(time.time() * 1000), asyncio.get_running_loop()
         taken: list[tuple[CursorSource, CursorWrite]] = []
         for writer in writers:

@@ -1,6 +1,6 @@
-"""What a slot reads: records of the log in order, and single records for its lines.
+"""Reads of an owned partition: records of the log in order, and single records for its lines.
 
-Reads happen in the background; `wake` is called when something has come.
+Reads happen in the background; `wake` is called when one has ended.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from push.storage_port import Storage
 
 LINES_PER_READ_MAX: Final = 64
 DEAD: Final = "dead"
-"""The job that moves dead letters."""
+"""Name of the job that moves dead letters."""
 KEPT_MAX: Final = 16
 KEPT_BYTES_MAX: Final = 2048
 """What was read for a line is kept, so many messages of at most so many bytes: the head of a stuck
@@ -28,7 +28,7 @@ RETRY_AFTER_S: Final = 0.5
 
 
 class LogPrefetch:
-    """See the module. One per slot."""
+    """Records read ahead for one owned partition."""
 
     def __init__(
         self, storage: Storage, tail: Tail, partition: Partition, wake: Callable[[], None]
@@ -45,7 +45,7 @@ class LogPrefetch:
         self.next_number = count().__next__
         """Makes names of jobs that are asked for once and must run."""
         self.nothing_until = 0
-        """A read found that nothing is retained below this offset."""
+        """The offset below which a read found nothing retained."""
 
     @property
     def reading(self) -> bool:
@@ -58,8 +58,8 @@ class LogPrefetch:
         return any(name != DEAD for name in self._jobs)
 
     def log(self, offset: int) -> tuple[Record, CommitTimes | None] | None:
-        """The record that holds `offset`, or the next one retained; None: not at hand, it is being
-        read now."""
+        """Return the record that holds `offset`, or the next one retained; None: not at hand, it is
+        being read now."""
         current = self._current
         if current is not None and current[0].first <= offset <= current[0].last:
             return current
@@ -97,7 +97,8 @@ class LogPrefetch:
             self.nothing_until = read.certified
 
     def line(self, offset: int) -> tuple[Record | None] | None:
-        """(the record that holds a line's message, or None when it is gone); None: not at hand."""
+        """Return (the record that holds a line's message, or None when it is gone); None: not at
+        hand."""
         current = self._current
         if current is not None and current[0].first <= offset <= current[0].last:
             return (current[0],)
@@ -127,17 +128,17 @@ class LogPrefetch:
                 self.job("lines", self._read_lines(wanted))
 
     async def _read_lines(self, offsets: Sequence[int]) -> None:
-        """At once: one after another each would wait for a turn of the reader's thread and one of
-        the loop, and lines would go at a few thousand messages a second."""
+        """Read the records with one call: one after another each would wait for a turn of the
+        reader's thread and one of the loop."""
         wanted = sorted(offsets)
         records = await self._storage.read_each(self._partition, wanted, limits.READ_BYTES_MAX)
         self._lines.update(zip(wanted, records, strict=False))
 
     def job(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do this in the background, one of a name at a time, and wake the slot after it.
+        """Do work in the background, one of a name at a time, and call `wake` after it.
 
-        A job that has just finished still counts: who must not be passed over uses a name of its
-        own, see `next_number`.
+        A job that has just finished still counts: work that must not be passed over uses a name of
+        its own, see `next_number`.
         """
         if name in self._jobs:
             work.close()
@@ -159,7 +160,7 @@ class LogPrefetch:
             raise error
 
     def cancel(self) -> None:
-        """Stop reading; nothing is woken any more, and whoever was is let go of: else each slot
+        """Stop reading. `wake` is not called any more, and is let go of: else each owned partition
         that has ended would wait for the garbage collector."""
         self._wake = _nobody
         for task in list(self._jobs.values()):

@@ -1,5 +1,4 @@
-"""The session as the delivery of messages (groups, readers) sees it; `gateway.session.session`
-fits by its shape."""
+"""Port of the session for groups and readers; `gateway.session.session.Session` implements it."""
 
 from typing import Literal, Protocol
 

@@ -1,8 +1,8 @@
-"""The owner of what nobody owns: for a moment, so that overflow and operators can move things.
+"""Temporary owner of a partition that has none, so that overflow and operators can move messages.
 
-What a consumer of this gateway owns is moved through its `OwnedPartition`. Where there is none, the
-temporary owner owns the partition, under an epoch like every owner, and gives out nothing. A
-consumer that comes meanwhile fences it.
+Where a consumer of this gateway owns the partition, messages are moved through its
+`OwnedPartition`. Where there is none, the temporary owner owns the partition for a moment, under an
+epoch like every owner, and gives out nothing. A consumer that comes meanwhile fences it.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class NullConsumer:
 
 
 class TemporaryOwner:
-    """See the module."""
+    """Ownership of partitions for a moment."""
 
     def __init__(self, context: DeliveryContext, groups: Groups, metadata: Metadata) -> None:
         self._context = context
@@ -84,9 +84,9 @@ class TemporaryOwner:
     async def own(
         self, queue: Queue, group: Group, partition: Partition
     ) -> AsyncIterator[OwnedPartition | None]:
-        """A slot of its own; afterwards what dies in it is moved, all is written and the slot
-        ended. After an error it ends as it is. None: the group has consumers, here or at another
-        gateway, or the temporary owner owns the place already.
+        """Own a partition; afterwards its dead messages are moved, all is written, and it ends.
+        After an error it ends as it is. None: the group has consumers, here or at another gateway,
+        or the temporary owner owns the place already.
 
         Raises:
             TocsinError: owning failed; nothing happened.

@@ -1,9 +1,7 @@
-"""The values that delivery takes and returns.
+"""Values that a delivery takes and returns, and the counters of a group's deliveries.
 
-What a group's deliveries have come to, counted since the process began: for looking at.
-
-Counted where a thing happens, once per push, range or exception, never per message of the ordinary
-case. The deliveries of a group share one, from epoch to epoch.
+Counters count where a thing happens, once per push, range or exception, never per message of the
+ordinary case. The deliveries of a group share one `Tally`, from epoch to epoch.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from push.ranges import Dead, Range
 
 @dataclass(frozen=True, slots=True)
 class DeliverySettings:
-    """What a group and its queue say about delivery. Durations in seconds."""
+    """Settings of a group and its queue for delivery. Durations in seconds."""
 
     lease_s: float = 30.0
     lease_total_s: float = 3600.0
@@ -32,7 +30,7 @@ class DeliverySettings:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What an owner knows of the epoch before its own, for what is adopted from it (R22)."""
+    """The epoch before an owner's own, for deliveries that are adopted from it (R22)."""
 
     epoch: int | None
     """None: that was not this owner's."""
@@ -43,7 +41,7 @@ class Before:
 
 @dataclass(slots=True)
 class Judged:
-    """What became of an ack, nack or extend, as ranges of offsets (R21)."""
+    """Result of an ack, nack or extend, as ranges of offsets (R21)."""
 
     settled: list[Range] = field(default_factory=list)
     """Of a nack or extend: what it took effect on."""
@@ -106,14 +104,14 @@ class Tally:
     """From handed to a consumer to settled by its ack."""
 
     def gave(self, count: int, waited_s: float, *, is_first: bool) -> None:
-        """So many messages were handed out, so long after they were certified. `is_first`: they had
-        not been tried before."""
+        """Count messages that were handed out, and how long after they were certified. `is_first`:
+        they had not been tried before."""
         self.given += count
         if is_first:
             self.dispatch_s.add(waited_s, count)
 
     def merge(self, other: "Tally") -> None:
-        """Add what another one has counted."""
+        """Add another one's counts."""
         for name in COUNTED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.dispatch_s.merge(other.dispatch_s)
