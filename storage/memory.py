@@ -73,7 +73,7 @@ class StoredRecord:
 
 @dataclass(slots=True)
 class MemoryPartition:
-    """One partition: its log, its producers, its cursors."""
+    """A partition: its log, its producers, its cursors."""
 
     log: PartitionLog
     records: list[StoredRecord] = field(default_factory=list)
@@ -85,7 +85,7 @@ class MemoryPartition:
     aside: dict[str, dict[int, int]] = field(default_factory=dict)
     """Group -> offset -> key hash: the side lines."""
     damage: list[Damage] = field(default_factory=list)
-    """What could not be opened, and was put aside (R30)."""
+    """Records that could not be opened, and were quarantined (R30)."""
     sealer: Sealer = PLAIN
 
     def append(self, stored: StoredRecord) -> None:
@@ -95,7 +95,7 @@ class MemoryPartition:
         self.records.append(stored)
 
     def read(self, offset: int, bytes_max: int, until: int | None) -> Read:
-        """What `Storage.read` answers."""
+        """Answer `Storage.read`."""
         records: list[Record] = []
         size, end = 0, self.log.next_offset if until is None else until + 1
         for stored in list(self.records):
@@ -568,7 +568,7 @@ EpochOf = Callable[[CursorPlace], int | None]
 
 @dataclass(slots=True)
 class _Box:
-    """One inbox."""
+    """The inbox of one place."""
 
     letters: dict[str, bytes] = field(default_factory=dict)
     answers: OrderedDict[str, str] = field(default_factory=OrderedDict)

@@ -63,9 +63,9 @@ class ClusterMap:
     ) -> None:
         self.names = tuple(clusters)
         self.all = tuple(clusters.values())
-        """Of the clusters, by lane."""
+        """The names of the clusters, by lane."""
         self.stores = (*self.all, elsewhere)
-        """Of every lane."""
+        """The storages of all lanes."""
         self._lanes = {name: lane for lane, name in enumerate(self.names)}
         self._placed = placed
         self._known: dict[str, Sequence[str]] = {}
@@ -320,7 +320,7 @@ class ShardedStorage:
     async def _seen(
         self, queue_id: str, look: Callable[[Storage], Awaitable[T]]
     ) -> list[tuple[int, T]]:
-        """What the queue's clusters say, by lane. Raises what one of them does."""
+        """Ask the queue's clusters; their answers by lane. Raises what one of them does."""
         lanes = self._places.lanes_of(queue_id)
         works = [look(self._stores[lane]) for lane in lanes]
         found = read_results(await asyncio.gather(*works, return_exceptions=True))
@@ -425,7 +425,7 @@ def read_results(found: Sequence[T | BaseException]) -> list[T]:
 
 
 def errors_in(found: Sequence[T | BaseException]) -> list[TocsinError]:
-    """Those among them. Raises what is no error of a storage: a bug, or being cancelled."""
+    """The errors among them. Raises what is no error of a storage: a bug, or being cancelled."""
     errors = [one for one in found if isinstance(one, BaseException)]
     for error in errors:
         if not isinstance(error, TocsinError):
@@ -437,7 +437,7 @@ def in_order(
     found: Sequence[tuple[Sequence[int], Sequence[T] | BaseException]],
     answers: Callable[[Sequence[Sequence[T] | BaseException]], list[Sequence[T]]],
 ) -> list[T]:
-    """What several clusters said of parts of a list, in its order."""
+    """Join the answers of several clusters about parts of a list, in its order."""
     told: dict[int, T] = {}
     parts = answers([some for _, some in found])
     for (numbers, _), some in zip(found, parts, strict=True):
@@ -446,6 +446,6 @@ def in_order(
 
 
 def share_of_bound(bound: int, here: int, of: int) -> int:
-    """What of a queue's bound counts at a cluster with `here` of its partitions, `of` of them in
-    all: all of them together never take more. One at least, where there is a bound."""
+    """The part of a queue's bound that counts at a cluster with `here` of its partitions, `of` of
+    them in all: all of them together never take more. One at least, where there is a bound."""
     return max(1, bound * here // of) if bound else 0

@@ -59,7 +59,7 @@ def refusal(reply: Any) -> TocsinError | None:
 
 
 def answer(reply: Any, doubt: str) -> Any:
-    """What the act's caller is given; `doubt`: why the group is not confirmed, "": it is.
+    """The answer for the caller of an act; `doubt`: why the group is not confirmed, "": it is.
 
     Raises Refused and Fenced as the reply says, else Unknown where there is a doubt or an error
     that says nothing about what has happened. What a function refuses on a shard that is in doubt

@@ -151,7 +151,7 @@ class StreamRow:
 
 
 def decode_row(partition: Partition, raw: Sequence[Any]) -> StreamRow:
-    """One entry of a partition's stream, with its checksums looked at (R30)."""
+    """Decode an entry of a partition's stream, with its checksums looked at (R30)."""
     identifier, flat = raw
     first = int(bytes(identifier).partition(b"-")[0]) - 1
     fields: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -170,7 +170,7 @@ def decode_row(partition: Partition, raw: Sequence[Any]) -> StreamRow:
 
 
 def decode_damage(partition: Partition, flat: Sequence[bytes]) -> list[Damage]:
-    """What was put aside of a partition, in order."""
+    """Decode the quarantine of a partition, in order."""
     found = []
     for first, row in zip(flat[::2], flat[1::2], strict=True):
         count, _, reason = row.decode("utf-8", "replace").partition(" ")
@@ -179,7 +179,7 @@ def decode_damage(partition: Partition, flat: Sequence[bytes]) -> list[Damage]:
 
 
 COUNTED_WITHIN_S: Final = 0.05
-"""So long an append waits for copies that its own level does not ask for."""
+"""The time that an append waits for copies that its own level does not ask for."""
 
 
 class RedisAppender:

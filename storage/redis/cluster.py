@@ -41,7 +41,8 @@ _LOG: Final = logging.getLogger("storage.redis_cluster")
 
 
 class SlotClaim(NamedTuple):
-    """That a primary has slots, as some node knows it. The higher configuration epoch is right."""
+    """A primary's claim to slots, as some node knows it. The higher configuration epoch is
+    right."""
 
     epoch: int
     address: Address
@@ -54,14 +55,14 @@ class SlotClaim(NamedTuple):
 
 
 class NodeView(NamedTuple):
-    """What one node knows."""
+    """The knowledge of one node."""
 
     claims: list[SlotClaim]
     members: list[Address]
 
 
 def claims_of(nodes: bytes) -> list[SlotClaim]:
-    """What CLUSTER NODES says of primaries with slots.
+    """Decode the primaries with slots in a reply of CLUSTER NODES.
 
     Source: https://redis.io/docs/latest/commands/cluster-nodes/
     """
@@ -78,7 +79,7 @@ def claims_of(nodes: bytes) -> list[SlotClaim]:
 
 
 def _place(word: str) -> Address:
-    """Of `host:port@bus,name`."""
+    """Decode `host:port@bus,name`."""
     host, _, port = word.partition("@")[0].rpartition(":")
     return Address(host, int(port))
 
@@ -111,9 +112,9 @@ def choose_learned(
 
 
 class ClusterNodes:
-    """Who is asked about a Cluster: all nodes of the URL, and some of those that were named when
-    one of them was asked last. A Cluster that moves to other hosts, one after the other, is not
-    lost by a gateway that runs."""
+    """The nodes that are asked about a Cluster: all nodes of the URL, and some of those that were
+    named when one of them was asked last. A Cluster that moves to other hosts, one after the other,
+    is not lost by a gateway that runs."""
 
     def __init__(self, seeds: Sequence[Address], reach: Reach) -> None:
         self._seeds = tuple(dict.fromkeys(seeds))
@@ -121,7 +122,7 @@ class ClusterNodes:
         self._learned: tuple[Address, ...] = ()
 
     async def claims(self) -> list[SlotClaim]:
-        """What those of them know that answer. Raises Refused: none does."""
+        """The claims that are known to those that answer. Raises Refused: none does."""
         asked = (*self._seeds, *self._learned)
         answers = await asyncio.gather(*(_ask_node(node, self._reach) for node in asked))
         views = [answer for answer in answers if isinstance(answer, NodeView)]
@@ -135,12 +136,12 @@ class ClusterNodes:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPrimary:
-    """One primary's slots, and how it is spoken to, whoever is primary."""
+    """A primary's slots, and how it is spoken to, whoever is primary."""
 
     ranges: tuple[tuple[int, int], ...]
     settings: Settings
     nodes: ClusterNodes = field(default_factory=lambda: ClusterNodes((), Reach()))
-    """Who is asked about its Cluster; nobody: it is of none."""
+    """The nodes that are asked about its Cluster; none: it is of none."""
 
 
 def primary_of(slot: int, nodes: ClusterNodes) -> Find:
@@ -213,7 +214,7 @@ class ClusterShard:
 
     @property
     def touches(self) -> dict[str, int]:
-        """Of each primary, by its key: see `RedisShard.touches`."""
+        """The touches of each primary (`RedisShard.touches`), by its key."""
         pairs = zip(self._parts, self._shards, strict=True)
         return {part.settings.key: shard.touches for part, shard in pairs}
 
@@ -321,7 +322,7 @@ class ClusterShard:
 
 
 async def _ask_node(node: Address, reach: Reach) -> NodeView | str:
-    """What this node knows, or a sentence why it does not say."""
+    """Ask a node what it knows; returns a sentence when it does not say."""
     try:
         async with asyncio.timeout(NODE_S):
             link = await reach.link(node)

@@ -218,7 +218,7 @@ class ReadPool:
 
 
 def _look_error(reply: RedisError) -> TocsinError:
-    """What a look's error is: never Unknown, a look changes nothing."""
+    """The error of a look; never Unknown, because a look changes nothing."""
     return refusal(reply) or unavailable(str(reply))
 
 
@@ -296,7 +296,7 @@ REPLY_S: Final = 1.0
 
 
 def address_of(place: str) -> Address:
-    """Of `host:port`."""
+    """Decode `host:port`."""
     host, _, port = place.rpartition(":")
     return Address(host, int(port))
 

@@ -61,7 +61,7 @@ class RedisCursors:
         self._locks: dict[CursorPlace, _WriteLock] = {}
 
     def forget(self, belongs: Callable[[CursorPlace], bool]) -> None:
-        """These places were changed otherwise."""
+        """Forget cached cursors that were changed in another way."""
         for place in [place for place in self._cache if belongs(place)]:
             del self._cache[place]
 
@@ -186,7 +186,8 @@ class RedisCursors:
     async def _send(
         self, write: CursorWrite, cached: _CachedCursor, aside: dict[int, int]
     ) -> Written | None:
-        """What became of it; None: the cursor was changed meanwhile, and nothing happened."""
+        """Send a write; returns its outcome, None: the cursor was changed meanwhile, and nothing
+        happened."""
 
         def find(first: int, last: int) -> list[tuple[int, int]]:
             return [(offset, key) for offset, key in aside.items() if first <= offset <= last]

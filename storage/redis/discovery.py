@@ -30,7 +30,7 @@ from storage.redis.replication import (
 Find = Callable[[], Awaitable[Address]]
 """Looks up the primary, anew at each call. Raises Refused(storage_unavailable)."""
 WORDS: Final = ("MASTER", "GET-MASTER-ADDR-BY-NAME")
-"""What a Sentinel is asked: the epoch and the address. MASTER still tells the address of before
+"""Commands to a Sentinel: the epoch and the address. MASTER still tells the address of before
 when the next primary has been promoted, and its epoch has been raised."""
 SENTINEL_S: Final = 1.0
 """How long one Sentinel may take, in seconds; all are asked at once."""
@@ -103,7 +103,7 @@ async def _ask_primary(place: Address, name: str, reach: Reach) -> tuple[int, Ad
 
 
 def _decode_primary(master: Any, named: Any) -> tuple[int, Address]:
-    """Of the replies to WORDS. Raises what an error is, and ValueError for another form."""
+    """Decode the replies to WORDS. Raises what an error is, and ValueError for another form."""
     if isinstance(named, RedisError):
         raise named
     facts = _facts(master)

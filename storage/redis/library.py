@@ -35,12 +35,12 @@ NUMBERS = {
     "RECORD_MEMORY_BYTES": RECORD_MEMORY_BYTES,
     "REFUSED_MAX": REFUSED_MAX,
 }
-"""What the rules share on both sides: locals of every fragment."""
+"""Constants that the rules share on both sides: locals of every fragment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What FUNCTION LOAD is given. `name` holds a digest of the text, and so does each function's
+    """The argument of FUNCTION LOAD. `name` holds a digest of the text, and so does each function's
     name: two versions of the broker can share a store."""
 
     name: str
@@ -66,7 +66,7 @@ def library() -> Library:
 
 
 def joined(begin: str, *others: str) -> Library:
-    """One library of these fragments; VERSION in them becomes a digest of all of them. Locals of a
+    """The library of these fragments; VERSION in them becomes a digest of all of them. Locals of a
     fragment are its own, those of `begin` everybody's: Lua allows 200 of them in one chunk."""
     numbers = [f"local {name} = {value}" for name, value in NUMBERS.items()]
     body = "\n".join([*numbers, begin, *(f"do\n{fragment}\nend" for fragment in others)])

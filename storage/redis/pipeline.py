@@ -42,7 +42,7 @@ class PipelinedCall:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTerms:
-    """What every group is held to. `touch` is the packed FCALL that writes last in it."""
+    """The terms of every group. `touch` is the packed FCALL that writes last in it."""
 
     touch: bytes
     wait_s: float
@@ -52,10 +52,10 @@ class PipelineTerms:
 
 
 class ReplicatedPipeline:
-    """One level. `connect` makes a link to the primary, checked; it raises Refused. `confirmed` is
-    told of each group that has the copies that its level asks for, before anybody is answered: the
-    number of touches, and how many replicas could be elected; each one that has not is one of the
-    `doubts` by then."""
+    """The acts of one level. `connect` makes a link to the primary, checked; it raises Refused.
+    `confirmed` is told of each group that has the copies that its level asks for, before anybody is
+    answered: the number of touches, and how many replicas could be elected; each one that has not
+    is one of the `doubts` by then."""
 
     def __init__(
         self,

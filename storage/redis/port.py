@@ -30,7 +30,7 @@ class ShardHealth:
 
 
 class Shard(Protocol):
-    """One primary with its replicas. Calls may overlap; acts of one level take effect in the order
+    """A primary with its replicas. Calls may overlap; acts of one level take effect in the order
     of the calls. Text in answers is `bytes`, as Redis gave it."""
 
     def copies(self, level: Durability) -> int:
@@ -49,12 +49,12 @@ class Shard(Protocol):
         level: Durability,
         lane: Lane | None = None,
     ) -> Any:
-        """One FCALL on the held connection of its level, in a group commit; its answer once WAIT
-        has counted the copies that the level asks for. With `lane`, as it was when this was
+        """Execute one FCALL on the held connection of its level, in a group commit; its answer once
+        WAIT has counted the copies that the level asks for. With `lane`, as it was when this was
         decided: it is refused where that is another one by now, or has failed since, because what
-        it was to come behind may not have happened (R7). Nor does it happen where one before it,
-        of the same first argument (a partition) and also with a lane, did not, though it is asked
-        for before that is known.
+        it was to come behind may not have happened (R7). Nor does it happen where one before it, of
+        the same first argument (a partition) and also with a lane, did not, though it is asked for
+        before that is known.
 
         Every act must write, whatever it finds: from Redis 7.2 on, a WAIT behind one that wrote
         nothing counts copies of something older (R9).
@@ -67,7 +67,7 @@ class Shard(Protocol):
         """
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        """One FCALL_RO on a pooled connection; waits for no copies.
+        """Execute one FCALL_RO on a pooled connection; waits for no copies.
 
         Raises:
             Refused: what the function said, or `storage_unavailable`.

@@ -27,8 +27,8 @@ STATE: Final = "state="
 
 
 def copies_needed(level: Durability, replicas: int) -> int:
-    """What WAIT must have counted, besides the primary, of a shard with so many replicas that could
-    be elected (R28): none, a majority of all copies less the primary, or all."""
+    """The number that WAIT must have counted, besides the primary, of a shard with so many replicas
+    that could be elected (R28): none, a majority of all copies less the primary, or all."""
     if level == "local":
         return 0
     return replicas if level == "all" else (replicas + 1) // 2
@@ -105,7 +105,7 @@ def doubt_of(replication: Mapping[str, str], replicas: int, out: Collection[str]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReadiness:
-    """What replicas say of themselves."""
+    """The replies of replicas about themselves."""
 
     unready: tuple[str, ...]
     """A sentence for each that is known not to have everything on its disk."""
@@ -172,7 +172,7 @@ MARKED: Final = ("incarnation", "replicas", "touches", "out")
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What must be found in the shard (R30): kept outside of it, in the metadata."""
+    """The marks that the shard must have (R30): kept outside of it, in the metadata."""
 
     incarnation: str
     touches: int = 0
@@ -229,12 +229,12 @@ class MemoryUse:
 
     @property
     def free_share(self) -> float:
-        """Of the bound; negative: acknowledgements have gone beyond it."""
+        """The free share of the bound; negative: acknowledgements have gone beyond it."""
         return 1 - self.used / self.bound if self.bound else 1.0
 
 
 def memory_of(told: Mapping[str, str]) -> MemoryUse:
-    """By INFO memory. Buffers for replicas and the file do not count for the bound.
+    """Decode INFO memory. Buffers for replicas and the file do not count for the bound.
 
     Source: `getMaxmemoryState` in Redis 7.0's evict.c.
     """

@@ -75,7 +75,8 @@ class Settings:
         return link
 
     async def ask(self, link: Connection, command: bytes) -> Any:
-        """One reply; an error of Redis is a value. Raises Refused: the connection is gone."""
+        """Ask for one reply; an error of Redis is a value. Raises Refused: the connection is
+        gone."""
         try:
             return (await link.ask([command], self.silence_s))[0]
         except (RedisError, OSError) as error:
@@ -171,7 +172,7 @@ class RedisShard:
 
     @property
     def key(self) -> str:
-        """Of its own hash, which tells it from other shards."""
+        """The key of its own hash, which tells it from other shards."""
         return self._settings.key
 
     @property

@@ -130,7 +130,7 @@ T = TypeVar("T")
 TRIM_ENTRIES: int = 512
 """Records that one act of trimming looks at: a function holds up everybody else."""
 EXAMINED_MS: int = 86_400_000
-"""So long a partition remembers what trimming has looked at in it."""
+"""The time for which a partition remembers what trimming has looked at."""
 PURGE_PARTITIONS: int = 64
 """Partitions that one act purges, for the same reason: 1,024 of them with ten groups took 0.6 s."""
 
@@ -182,7 +182,7 @@ class RedisStorage:
         return await self._shard.look(name, [queue_key(queue_id)], args)
 
     async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its answer. A caller that is cancelled does not take it back."""
+        """Run an act to its end, whether its caller is cancelled or not."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

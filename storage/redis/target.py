@@ -28,7 +28,7 @@ SCHEMES: Final[dict[str, Kind]] = {
 PORTS: Final[dict[Kind, int]] = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 NAME_DEFAULT: Final = "tocsin"
 CLUSTER_DEFAULT: Final = "main"
-"""What a storage cluster is called whose URL does not say."""
+"""The name of a storage cluster whose URL does not say."""
 CLUSTERS_MAX: Final = 64
 _FILES: Final = ("ca_file", "cert_file", "key_file")
 _LABELS: Final = ("cluster", "zone")
@@ -38,16 +38,16 @@ _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,255}")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One storage cluster. Made by `parse`."""
+    """A storage cluster's URL. Made by `parse`."""
 
     kind: Kind
     places: tuple[Address, ...]
     """Where the primary, Sentinels or some of a Cluster's nodes listen."""
     reach: Reach = field(repr=False)
     name: str = NAME_DEFAULT
-    """What Sentinels call the primary."""
+    """The name of the primary for Sentinels."""
     cluster: str = CLUSTER_DEFAULT
-    """What the storage cluster is called, here and in the catalog, for good."""
+    """The name of the storage cluster, here and in the catalog, for good."""
     zone: str = ""
     """Where it stands: what is in one zone may be lost together."""
 

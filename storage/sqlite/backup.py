@@ -45,7 +45,7 @@ CopyProgress = Callable[[int, int], None]
 
 
 class BackupCopy:
-    """One copy: made on the loop, where `wait` waits for it; `run` is called by the writer.
+    """A copy, made on the loop, where `wait` waits for it; `run` is called by the writer.
 
     `path` is where the copy goes: nothing is there yet. `reserve_bytes`: so much space is left
     free where the store itself is on the same file system, or the copy would stop the broker.
@@ -81,7 +81,7 @@ class BackupCopy:
             raise
 
     def end_if(self, failure: BaseException | None) -> None:
-        """It cannot begin, where there is a failure."""
+        """End it where there is a failure: it cannot begin."""
         if failure is not None:
             self.end(failure)
 

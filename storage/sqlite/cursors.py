@@ -24,7 +24,7 @@ from storage.sqlite.codec import Transaction, delete_each, insert, update
 
 _INSERT_RETRY: Final = insert("retry", f"cursor, {codec.RETRY_COLUMNS}, checksum")
 _INSERT_SIDE: Final = insert("side", "cursor, place, key_hash, checksum", rows_max=256)
-"""They come by the hundreds (P8)."""
+"""Rows of side lines come by the hundreds (P8)."""
 _INSERT_LINE: Final = insert("side_line", "cursor, key_hash, entries, checksum")
 _INSERT_PARKED: Final = insert("parked", "cursor, key_hash, reason, since_unix_ms, checksum")
 _INSERT_DEAD: Final = insert("dead", "cursor, ranges, checksum")
@@ -109,7 +109,7 @@ class SideRows:
         return [(offset, codec.unsigned(key_hash)) for offset, key_hash, _ in rows]
 
     def note(self, row_id: int, cursor: GroupCursor, change: Change) -> None:
-        """These changes of a cursor have to be written."""
+        """Note changes of a cursor that have to be written."""
         for retry in change.retries:
             self._retries[(row_id, retry.offset)] = retry
         for offset in change.retries_gone:
@@ -489,7 +489,7 @@ class CursorWriteState:
         self._weight -= self._weights.pop(place, 0)
 
     def forget_queue(self, queue_id: str) -> None:
-        """Its cursors are gone."""
+        """Forget the cursors of a queue that is gone."""
         for place in [p for p in self._cursors if p.partition.queue_id == queue_id]:
             self._evict(place)
 

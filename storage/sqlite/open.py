@@ -18,7 +18,7 @@ from typing import Final
 from push.errors import Refused
 
 FILE: Final = "store.sqlite"
-"""Its name in a data folder."""
+"""The store's name in a data folder."""
 APPLICATION_ID: Final = 0x544F4353  # "TOCS"
 SQLITE_MIN: Final = (3, 37, 0)
 """STRICT tables; UPDATE FROM is older."""
@@ -33,7 +33,7 @@ QUICK_CHECK_BYTES_MAX: Final = 256 * 1_048_576
 A larger one would keep the broker away for minutes after every kill; there, the checksum of each
 row finds damage when the row is used."""
 WAL_BYTES_MAX: Final = 64 * 1_048_576
-"""What the WAL is cut down to after a burst."""
+"""The size that the WAL is cut down to after a burst."""
 _SYNCHRONOUS: Final = {"NORMAL": 1, "FULL": 2, "EXTRA": 3}
 
 

@@ -140,7 +140,7 @@ def read_records(
     until: int | None,
     sealer: Sealer,
 ) -> tuple[Read, list[int]]:
-    """What `Storage.read` answers, and the rows that are damaged."""
+    """Answer `Storage.read`, and the rows that are damaged."""
     log = log_of(connection, partition)
     if log is None:
         return Read((), 0, 0), []
@@ -188,7 +188,7 @@ def read_each(
     bytes_max: int,
     sealer: Sealer,
 ) -> tuple[tuple[Record | None, ...], list[int]]:
-    """What `Storage.read_each` answers, and the rows that are damaged."""
+    """Answer `Storage.read_each`, and the rows that are damaged."""
     found: list[Record | None] = []
     bad: list[int] = []
     record: Record | None = None
@@ -241,7 +241,7 @@ def span(connection: sqlite3.Connection, log: PartitionLog, row_id: int) -> int:
 
 
 def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int) -> int:
-    """What `Storage.offset_at` answers, by bisection: exact where the clocks of publishers did not
+    """Answer `Storage.offset_at`, by bisection: exact where the clocks of publishers did not
     run backwards, else one of the places where the time was crossed."""
     log = log_of(connection, partition)
     if log is None:
@@ -271,7 +271,7 @@ def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int
 def read_side(
     connection: sqlite3.Connection, place: CursorPlace, key_hash: int, after: int, count_max: int
 ) -> tuple[int, ...]:
-    """What `Storage.read_side` answers."""
+    """Answer `Storage.read_side`."""
     rows = connection.execute(
         "SELECT place FROM side WHERE cursor = (SELECT cursor.id FROM cursor JOIN partition "
         "ON partition.id = cursor.partition WHERE queue_id = ? AND number = ? AND group_id = ?) "
@@ -286,7 +286,7 @@ TRIMMABLE_ROWS: Final = 1000
 
 
 def partition_states(connection: sqlite3.Connection, queue_id: str) -> list[PartitionState]:
-    """What `Storage.partitions` answers."""
+    """Answer `Storage.partitions`."""
     rows = connection.execute(
         f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ? ORDER BY number",
         (queue_id,),
@@ -297,7 +297,7 @@ def partition_states(connection: sqlite3.Connection, queue_id: str) -> list[Part
 def cursor_states(
     connection: sqlite3.Connection, queue_id: str, group_id: str
 ) -> list[CursorState]:
-    """What `Storage.cursors` answers."""
+    """Answer `Storage.cursors`."""
     states: list[CursorState] = []
     rows = connection.execute(
         "SELECT cursor.id, number, epoch, floor, passed, "
@@ -332,7 +332,7 @@ def cursor_states(
 def standings(
     connection: sqlite3.Connection, place: CursorPlace, first: int, last: int
 ) -> list[MessageStatus]:
-    """What `Storage.standings` answers."""
+    """Answer `Storage.standings`."""
     found = _cursor(connection, place)
     if found is None:
         return []
@@ -359,7 +359,7 @@ def standings(
 
 
 def cursor_of(connection: sqlite3.Connection, place: CursorPlace) -> Cursor | None:
-    """What `Storage.cursor` answers."""
+    """Answer `Storage.cursor`."""
     found = _cursor(connection, place)
     if found is None:
         return None
@@ -398,13 +398,13 @@ def _cursor(connection: sqlite3.Connection, place: CursorPlace) -> tuple[int, Gr
 
 
 def _ended(connection: sqlite3.Connection, row_id: int) -> RangeSet:
-    """What was given out and then settled by no ack."""
+    """The messages that were pushed and then settled by no ack."""
     row = connection.execute("SELECT ranges FROM ended WHERE cursor = ?", (row_id,)).fetchone()
     return codec.unpack_ranges(row[0]) if row is not None else RangeSet()
 
 
 def _dead(connection: sqlite3.Connection, row_id: int) -> DeadRanges:
-    """What of a cursor goes to the dead letters."""
+    """The ranges of a cursor that go to the dead letters."""
     dead = DeadRanges()
     for (ranges,) in connection.execute("SELECT ranges FROM dead WHERE cursor = ?", (row_id,)):
         dead = dead_of(ranges)
@@ -412,7 +412,7 @@ def _dead(connection: sqlite3.Connection, row_id: int) -> DeadRanges:
 
 
 def _passed(connection: sqlite3.Connection, row_id: int, whole: bytes) -> RangeSet:
-    """What a cursor has passed: its row's ranges, and those of the commits since."""
+    """The ranges that a cursor has passed: its row's ranges, and those of the commits since."""
     passed = codec.unpack_ranges(whole)
     for (ranges,) in connection.execute(
         "SELECT passed FROM cursor_log WHERE cursor = ? ORDER BY number", (row_id,)
@@ -430,7 +430,7 @@ def trimmable(
     keep_all: bool,
     after: int,
 ) -> tuple[int, int | None]:
-    """What `Storage.trimmable` answers. Reads no payload: its columns are the last ones."""
+    """Answer `Storage.trimmable`. Reads no payload: its columns are the last ones."""
     log = log_of(connection, partition)
     if log is None:
         return 0, None
@@ -479,7 +479,7 @@ def _stands_aside(
 
 
 def parked_keys(connection: sqlite3.Connection, place: CursorPlace) -> list[ParkedLine]:
-    """What `Storage.parked` answers."""
+    """Answer `Storage.parked`."""
     rows = connection.execute(
         "WITH line AS (SELECT cursor, key_hash, reason, since_unix_ms, "
         "(SELECT min(place) FROM side WHERE side.cursor = parked.cursor "
@@ -500,7 +500,7 @@ def parked_keys(connection: sqlite3.Connection, place: CursorPlace) -> list[Park
 def published(
     connection: sqlite3.Connection, places: Sequence[tuple[Partition, int]]
 ) -> list[int | None]:
-    """What `Storage.published` answers. Reads no payload: its columns are the last ones."""
+    """Answer `Storage.published`. Reads no payload: its columns are the last ones."""
     return [_published(connection, partition, offset) for partition, offset in places]
 
 

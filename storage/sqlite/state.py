@@ -316,7 +316,7 @@ class WriteState:
             _INSERT_PARTITION.execute(self.transaction.begin(), rows)
 
     def drop_queue(self, queue_id: str) -> None:
-        """Nobody sees its partitions and cursors any more; their rows are garbage now."""
+        """Drop its partitions and cursors, whose rows are garbage from now on."""
         self.flush()
         rows = self._connection.execute(
             "SELECT id, number FROM partition WHERE queue_id = ?", (queue_id,)
@@ -485,7 +485,7 @@ class WriteState:
             self.cursors.create(CursorPlace(group_id, log.partition), log.row_id, floor)
 
     def drop_group(self, group_id: str, queue_id: str) -> None:
-        """Nobody sees its cursors any more; their rows are garbage now."""
+        """Drop its cursors, whose rows are garbage from now on."""
         self.flush()
         for log in self.queue(queue_id):
             self.cursors.drop(CursorPlace(group_id, log.partition))

@@ -230,7 +230,7 @@ class SqliteStorage:
         return found
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
-        """By bisection over the records' times of publishing."""
+        """Find the offset by bisection over the records' times of publishing."""
         return await self._read(
             lambda connection: reading.offset_at(connection, partition, unix_ms)
         )

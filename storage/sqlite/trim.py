@@ -98,7 +98,7 @@ LOOKS: Final = 128
 who shares its transaction. Where transactions write many records, twice as many as those do: there
 may be one slice to each, and what is trimmed must not fall behind."""
 SLICES: Final = 8
-"""Of a partition, until others have their turn."""
+"""Slices of a partition until others have their turn."""
 _GARBAGE_ROWS: Final = 1000
 _CURSOR_TABLES: Final = ("side", "side_line", "retry", "parked", "ended", "dead", "cursor_log")
 _KEYS: Final = {
@@ -108,7 +108,8 @@ _KEYS: Final = {
     "dead": "cursor",
     "cursor_log": "number",
 }
-"""By table, what tells rows of a cursor from each other, where that is no `place`."""
+"""The column of each table that tells rows of a cursor from each other, where that is no
+`place`."""
 _EMPTY_LINE = update("producer", "id, bucket, resolved, top, sequences, checksum")
 
 
@@ -123,7 +124,7 @@ class Trimmer:
     # --- Settled records -----------------------------------------------------------------------
 
     def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> tuple[int, bool]:
-        """One slice: (bytes freed, whether there may be more to look at)."""
+        """Delete one slice; returns (bytes freed, whether there may be more to look at)."""
         state = self._state
         state.flush()
         log = state.find(partition)
@@ -247,7 +248,7 @@ class Trimmer:
 
 
 class _Slice:
-    """One bounded look at a partition's settled records, deleting what may go."""
+    """A bounded look at a partition's settled records, deleting what may go."""
 
     def __init__(
         self,

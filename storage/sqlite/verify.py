@@ -90,7 +90,7 @@ def _tables(schema_version: int) -> dict[str, tuple[str, Callable[[codec.Found],
 
 @dataclass(slots=True)
 class StoreReport:
-    """What is in a store, and what of it is damaged."""
+    """The rows of a store, and the damaged ones among them."""
 
     findings: list[str] = field(default_factory=list)
     """Sentences; empty: nothing is damaged."""
@@ -102,7 +102,7 @@ class StoreReport:
     sealed: int = 0
     """Records whose payloads are sealed."""
     unopened: int = 0
-    """Of those that were tried, sound ones that do not open."""
+    """Sound ones among those that were tried that do not open."""
     schema_version: int = 0
     incarnation: str = ""
     queue_ids: set[str] = field(default_factory=set)

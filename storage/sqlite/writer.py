@@ -75,7 +75,7 @@ HANDOFF_S_MAX: Final = 0.002
 HANDOFF_BYTES_MIN: Final = 4 * 1024
 """With less the loop has hardly anything else to do, and gives the lock up of itself."""
 HANDOFF_BYTES_MAX: Final = 128 * 1024
-"""What takes longer than the loop waits is begun no sooner for it."""
+"""A larger commit takes longer than the loop waits, and is begun no sooner for it."""
 
 
 class Cores:
@@ -166,8 +166,8 @@ class CommitHandoff:
         self._gate: threading.Lock | None = None
 
     def prepare(self, size: int) -> bool:
-        """By the loop, before it hands `size` bytes over: whether it is to `wait` once everything
-        is handed over that goes with them."""
+        """Called by the loop, before it hands `size` bytes over; returns whether it is to `wait`
+        once everything is handed over that goes with them."""
         if not (self.is_idle and HANDOFF_BYTES_MIN <= size <= HANDOFF_BYTES_MAX):
             return False
         self.is_idle = False
@@ -176,14 +176,14 @@ class CommitHandoff:
         return True
 
     def wait(self) -> None:
-        """By the loop: wait until the writer is at its COMMIT, or has ended without one;
+        """Called by the loop: wait until the writer is at its COMMIT, or has ended without one;
         HANDOFF_S_MAX at most. Does nothing when it is there already."""
         gate = self._gate
         if gate is not None:
             gate.acquire(timeout=HANDOFF_S_MAX)
 
     def release(self) -> None:
-        """By the writer: what needs the lock is done. Does nothing when nobody waits."""
+        """Called by the writer when what needs the lock is done. Does nothing when nobody waits."""
         gate, self._gate = self._gate, None
         if gate is not None:
             gate.release()

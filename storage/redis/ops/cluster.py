@@ -1,4 +1,4 @@
-"""One look at a shard of a Cluster, for a manager: its servers, and whom every node knows."""
+"""Observation of a shard of a Cluster, for a manager: its servers, and whom every node knows."""
 
 import asyncio
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class ClusterObserver:
         self._learned: dict[str, str] = {}
 
     async def look(self, holder: str, term: int) -> ShardView:
-        """What there is. Raises Outdone."""
+        """Look at the shard. Raises TermSuperseded."""
         try:
             primary = str(await self._watched.settings.find())
         except Refused as refused:

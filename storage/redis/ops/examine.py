@@ -25,7 +25,7 @@ Role = Literal["primary", "replica"]
 
 @dataclass(frozen=True, slots=True)
 class ExaminedServer:
-    """One server of a shard. `problems`: settings that break a promise, a sentence each; `unasked`:
+    """A server of a shard. `problems`: settings that break a promise, a sentence each; `unasked`:
     why it could not be asked, "" where it could."""
 
     place: Address
@@ -48,7 +48,7 @@ class ExaminedShard:
 
     @property
     def problems(self) -> list[str]:
-        """What breaks a promise, and where: with any of these no broker starts."""
+        """The broken promises, each with its server: with any of these no broker starts."""
         return [f"{one.place}: {why}" for one in self.servers for why in one.problems]
 
 

@@ -20,7 +20,7 @@ from storage.redis.ops.provision import govern
 from storage.redis.replication import fields
 
 PRIORITY: Final = 100
-"""Of a server that may be elected; at 0 it is not."""
+"""The priority of a server that may be elected; at 0 it is not."""
 DEBUG: Final = pack("SENTINEL", "DEBUG")
 INFO_PERIOD: Final = ("SENTINEL", "DEBUG", "info-period")
 INFO_PERIOD_MS: Final = 10_000

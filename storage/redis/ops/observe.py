@@ -61,7 +61,7 @@ async def managed_at(
     learned: Mapping[str, str],
 ) -> tuple[int, frozenset[str], dict[str, str]] | str:
     """(R, who is out, the user of each server) as the shard has it, or why it does not say. It is
-    this manager's from now on, and keeps what was learned of users. Raises Outdone."""
+    this manager's from now on, and keeps what was learned of users. Raises TermSuperseded."""
     settings = watched.settings
     words = [word for pair in learned.items() for word in pair]
     replies = await cache.try_ask(
@@ -96,12 +96,12 @@ class ShardObserver:
         self._users: dict[str, str] = {}
         """The users that the shard has."""
         self._learned: dict[str, str] = {}
-        """Those that it has not yet."""
+        """Users that the shard does not have yet."""
         self._unheard: dict[str, tuple[float, str]] = {}
-        """Who did not answer: when, and why."""
+        """Servers that did not answer: when, and why."""
 
     async def look(self, holder: str, term: int) -> ShardView:
-        """What there is. Raises Outdone."""
+        """Look at the shard. Raises TermSuperseded."""
         watched = self._watched
         guards = [str(place) for place in watched.guards]
         said = await asyncio.gather(*(self._sentinel(place) for place in guards))
@@ -211,7 +211,8 @@ class ShardObserver:
 def server_of(
     place: str, told: Mapping[str, str], config: Mapping[str, str], users: Iterable[bytes]
 ) -> ShardServer:
-    """What a server says: INFO, CONFIG GET, ACL LIST. Raises KeyError, ValueError for another form.
+    """Decode the replies of a server: INFO, CONFIG GET, ACL LIST. Raises KeyError, ValueError for
+    another form.
 
     Source: https://redis.io/docs/latest/commands/info/, …/acl-list/
     """
@@ -241,7 +242,7 @@ def _followers(told: Mapping[str, str]) -> Iterable[Follower]:
 
 
 def rows_of(reply: Any) -> list[dict[str, str]]:
-    """What SENTINEL answers: maps as flat lists."""
+    """Decode a reply of SENTINEL: maps as flat lists."""
     texts = [[word.decode("utf-8", "replace") for word in row] for row in reply]
     return [dict(zip(row[::2], row[1::2], strict=True)) for row in texts]
 
@@ -262,7 +263,7 @@ ASKED_S = 3.0
 
 
 class FullestPrimary(NamedTuple):
-    """Of the fullest primary. `why`: it cannot be told; "": it was."""
+    """The memory of the fullest primary. `why`: it cannot be told; "": it was."""
 
     memory: MemoryUse
     why: str = ""

@@ -176,8 +176,8 @@ async def govern(
     replicas: int,
     out: Collection[str] = (),
 ) -> Any:
-    """One act that so many copies must confirm, of `replicas` that may be attached; these `out` are
-    not counted. Its answer.
+    """Execute an act that so many copies must confirm, of `replicas` that may be attached; these
+    `out` are not counted. Its answer.
 
     Raises Refused: it did not happen; Unknown: it may have, and too few copies may have it.
     """

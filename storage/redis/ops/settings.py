@@ -15,7 +15,7 @@ class RequiredSetting:
     values: tuple[str, ...]
     why: str
     in_cluster: bool = False
-    """It matters in a Cluster only."""
+    """Whether it matters in a Cluster only."""
 
 
 ALWAYS: Final = (
@@ -162,6 +162,6 @@ def _sentence(needed: RequiredSetting, value: str | None) -> str:
 
 
 def as_mapping(reply: Sequence[bytes]) -> dict[str, str]:
-    """What CONFIG GET answers, names and values in turns."""
+    """Decode a reply of CONFIG GET, names and values in turns."""
     words = [word.decode("utf-8", "replace") for word in reply]
     return dict(zip(words[::2], words[1::2], strict=True))
