@@ -40,7 +40,7 @@ class Handshake(NamedTuple):
     """Why it is not accepted."""
 
 
-def shake_hands(
+def answer_handshake(
     data: bytes,
     auth: Authenticator,
     *,
@@ -62,7 +62,8 @@ def shake_hands(
             peer = addresses.behind(peer, _headers(request))
         name = name_of(peer.text)
         limiter.connect(name, now=now)
-        with limiter.checking_credential(name, now=now) if _is_guess(request) else nullcontext():
+        is_checked = _has_credential(request)
+        with limiter.checking_credential(name, now=now) if is_checked else nullcontext():
             admission = _admit(request, auth, now, wall, peer)
     except Refused as error:
         return _refuse(error, error.code.http_status, peer)
@@ -79,9 +80,9 @@ def _headers(request: Request) -> Iterator[tuple[bytes, bytes]]:
         yield name.lower().encode(), value.encode("utf-8", "surrogateescape")
 
 
-def _is_guess(request: Request) -> bool:
-    """Whether it brings what may be wrong. Who brings nothing owes it in `hello`; a cookie cannot
-    be guessed."""
+def _has_credential(request: Request) -> bool:
+    """Whether it brings a credential that may be wrong. A client that brings none owes it in
+    `hello`; a cookie cannot be guessed."""
     offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
     return "Authorization" in request.headers or TICKET in offered
 

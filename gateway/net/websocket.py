@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 
 from gateway.models import Admission, Transport
 from gateway.net.connections import PART_BYTES_MAX, PART_FRAMES_MAX, Connections
-from gateway.net.handshake import shake_hands
+from gateway.net.handshake import answer_handshake
 from gateway.session.directory import new_session_id
 from gateway.session.session import Session
 from gateway.wire import frames
@@ -227,7 +227,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _answer_handshake(self, data: bytes) -> None:
         services = self.connections.services
-        handshake = shake_hands(
+        handshake = answer_handshake(
             data,
             services.auth,
             now=asyncio.get_running_loop().time(),

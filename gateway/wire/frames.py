@@ -7,7 +7,10 @@ objects. Places are columns of integers, not objects: a **delivery list** is
 
 which names offsets `first..last` of push number `push`, given under `epoch` in `partition`.
 
-What the types of a delivery list (gateway.wire.frames) do not say. Pure.
+    decode            a client's message to its frames, checked as far as types can say
+    check_deliveries  the rest of what a delivery list must be
+    welcome, ok …     the broker's frames, encoded
+    join              encoded frames to the messages that carry them
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from gateway.auth.auth import LET_IN, OPERATOR, OPERATORS, Authenticator
 from gateway.auth.browser import ACCESS_S, TICKET_S, Cookies, Pass, Tickets, set_cookie
 from gateway.models import Admission
 from gateway.net.connections import Connections
-from gateway.net.handshake import shake_hands
+from gateway.net.handshake import answer_handshake
 from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
@@ -566,9 +566,9 @@ def test_a_handshake_says_for_how_long() -> None:
     lines = {"Host": HOST, **HANDSHAKE, "Origin": OURS, "Cookie": cookie()}
     text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     data = f"GET /v1/ws HTTP/1.1\r\n{text}\r\n".encode()
-    assert shake_hands(data, LOCKED, now=0, wall=WALL + 60).admission == cookies(ACCESS_S - 60)
-    assert shake_hands(data, LOCKED, now=0, wall=WALL + ACCESS_S).admission is None
-    assert shake_hands(data, OPEN, now=0, wall=WALL).admission == LET_IN
+    assert answer_handshake(data, LOCKED, now=0, wall=WALL + 60).admission == cookies(ACCESS_S - 60)
+    assert answer_handshake(data, LOCKED, now=0, wall=WALL + ACCESS_S).admission is None
+    assert answer_handshake(data, OPEN, now=0, wall=WALL).admission == LET_IN
 
 
 async def test_over_tls_a_page_without_it_is_foreign(application: Application) -> None:
@@ -584,7 +584,7 @@ async def test_over_tls_a_page_without_it_is_foreign(application: Application) -
             lines = {"Host": HOST, **HANDSHAKE, "Origin": origin, **credential}
             text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
             data = f"GET /v1/ws HTTP/1.1\r\n{text}\r\n".encode()
-            made = shake_hands(data, LOCKED, now=0, wall=WALL, peer=over_tls)
+            made = answer_handshake(data, LOCKED, now=0, wall=WALL, peer=over_tls)
             assert made.is_accepted is is_accepted, made
             code = None if made.error is None else made.error.code.name
             assert code == (None if is_accepted else "origin_refused")

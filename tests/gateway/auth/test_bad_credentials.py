@@ -15,7 +15,7 @@ from gateway.auth.auth import OPERATORS, Authenticator
 from gateway.auth.jwt import ALGORITHMS, JwtTerms, JwtVerifier, parse_keys
 from gateway.models import Admission, Transport
 from gateway.net.connections import Connections
-from gateway.net.handshake import TICKET, shake_hands
+from gateway.net.handshake import TICKET, answer_handshake
 from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
@@ -170,7 +170,7 @@ def _handshake(auth: Authenticator, name: str, value: bytes) -> Answer:
     lines.pop(name, None)
     text_of = "".join(f"{one}: {said}\r\n" for one, said in lines.items()).encode()
     data = b"GET /v1/ws HTTP/1.1\r\n%b%b: %b\r\n\r\n" % (text_of, name.encode(), value)
-    made = shake_hands(data, auth, now=NOW, wall=WALL)
+    made = answer_handshake(data, auth, now=NOW, wall=WALL)
     head, _, body = made.response.partition(b"\r\n\r\n")
     return made.is_accepted and made.admission is not None, head.partition(b"\r\n")[0], body
 

@@ -12,7 +12,7 @@ from tocsin.cli.main import explain
 from gateway.accounting import audit as audit_trail
 from gateway.accounting.writer import AccountingWriter
 from gateway.models import DETAIL, NotLetIn
-from gateway.net.handshake import shake_hands
+from gateway.net.handshake import answer_handshake
 from gateway.rest.app import Application
 from gateway.session.credential import SessionCredential, SessionQuota
 from gateway.session.directory import SessionServices
@@ -83,7 +83,7 @@ async def test_the_trail_and_the_log_say_why_by_whichever_way_somebody_came(
         lines = {"Host": "broker.example", **HANDSHAKE, "Authorization": f"Bearer {foreign}"}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         data = f"GET /v1/ws HTTP/1.1\r\n{head}\r\n".encode()
-        made = shake_hands(data, auth, now=NOW, wall=WALL, peer=PEER)
+        made = answer_handshake(data, auth, now=NOW, wall=WALL, peer=PEER)
         assert made.error is not None
         accounting.refuse_handshake(made.error, PEER.text)
         account = accounting.session(around.has_queue, PEER.text)

@@ -26,7 +26,7 @@ from gateway.net.connections import (
     RESUMED_PER_TURN,
     Connections,
 )
-from gateway.net.handshake import shake_hands
+from gateway.net.handshake import answer_handshake
 from gateway.net.websocket import (
     FULL_READ_BYTES,
     UNREAD_BYTES_MAX,
@@ -152,7 +152,7 @@ async def test_a_handshake_that_breaks_rfc_6455_is_refused(
 
 
 def test_what_is_no_handshake_at_all_is_refused() -> None:
-    handshake = shake_hands(b"nonsense\r\n\r\n", Authenticator(None), now=0, wall=0)
+    handshake = answer_handshake(b"nonsense\r\n\r\n", Authenticator(None), now=0, wall=0)
     assert not handshake.is_accepted
     assert handshake.response.startswith(b"HTTP/1.1 400 ")
 
@@ -530,12 +530,12 @@ async def test_who_is_sent_something_large_is_heard_meanwhile(
     subscribe = {"type": "subscribe", "ref": 0, "subscription": 1, "queue": "q", "group": "g"}
     await wire.send({**subscribe, "credit": 10})
     await until(lambda: connection._transport.get_write_buffer_size() > 2 * UNREAD_BYTES_MAX)
-    conversation = connection._session
-    assert conversation is not None
-    before, loop = conversation.received_at, asyncio.get_running_loop()
+    its_session = connection._session
+    assert its_session is not None
+    before, loop = its_session.received_at, asyncio.get_running_loop()
     await until(lambda: loop.time() > before)  # a clock of milliseconds may stand still
     await wire.send({"type": "ping", "ref": 1})
-    await until(lambda: conversation.received_at > before)
+    await until(lambda: its_session.received_at > before)
     assert not connection._read_holds
     assert await flooded(wire, connection) < 1_000_000 + 2 * UNREAD_BYTES_MAX
 
@@ -948,19 +948,19 @@ async def test_sessions_whose_sockets_are_lost_at_once_end_in_turns(gateway: Gat
     """P9: others are heard in between; nobody is forgotten."""
     count = 2 * LOST_PER_TURN + 3
     wires = [await session(gateway) for _ in range(count)]
-    conversations = []
+    sessions = []
     emptied = asyncio.ensure_future(gateway.connections.wait_until_empty())
     await asyncio.sleep(0)
     for connection in list(gateway.connections):
         assert isinstance(connection, WebSocketConnection)
-        conversations.append(connection._session)
+        sessions.append(connection._session)
         connection.connection_lost(None)
     assert len(gateway.connections) == 0
     left = [count - LOST_PER_TURN]
     while left[-1]:
         assert not emptied.done()
         await asyncio.sleep(0)
-        there = sum(one is not None and one.is_welcome for one in conversations)
+        there = sum(one is not None and one.is_welcome for one in sessions)
         if there != left[-1]:
             left.append(there)
     assert left == [count - LOST_PER_TURN, 3, 0]

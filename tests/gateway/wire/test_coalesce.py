@@ -110,7 +110,7 @@ def test_who_has_too_much_in_flight_is_told_so_of_what_is_too_much() -> None:
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> list[Effect]:
+def sent_effects(draw: st.DrawFn) -> list[Effect]:
     """Publishes of one session, most of them following each other, and pings."""
     effects: list[Effect] = []
     sequence = 0
@@ -126,7 +126,7 @@ def conversations(draw: st.DrawFn) -> list[Effect]:
     return effects
 
 
-@given(conversations())
+@given(sent_effects())
 def test_nothing_is_lost_and_every_sequence_is_as_it_was(effects: list[Effect]) -> None:
     """R5, R6: judged message by message, against the frames one by one."""
     said: list[Effect] = []
