@@ -12,7 +12,7 @@ from gateway.catalog.guarded import GuardedMetadata
 from gateway.catalog.lookups import find_queue
 from gateway.catalog.reconcile import Changes, Reconciler
 from gateway.config import Config
-from gateway.counters import Counters, HitRateSource, described
+from gateway.counters import Counters, HitRateSource, describe_hit_rates
 from gateway.delivery.cursor_writer import CursorWriter
 from gateway.delivery.dead_letters import DeadLetters
 from gateway.delivery.groups import Groups
@@ -42,7 +42,7 @@ from gateway.operator.parking import ParkingDecisions
 from gateway.operator.removal import Begin, RemovalCounter, Removed, check_agreed
 from gateway.operator.settings_change import SettingsChanges
 from gateway.operator.waiting import WaitingKeys
-from gateway.publish.batch import any_storable, nowhere
+from gateway.publish.batch import any_storable, missing_queue
 from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
 from gateway.publish.tombstones import Tombstones
@@ -315,7 +315,7 @@ class Broker:
             Refused: storage_unavailable: the storage is not the one of this catalog (P13).
         """
         await check_storage(self.storage, self.metadata)
-        self.storage.on_certified(self.publisher.commits.certified)
+        self.storage.on_certified(self.publisher.commits.on_certified)
         self.metadata.on_queue_changed(self._changed)
         await self.reconciler.start()
         await self.limiter.start()
@@ -401,7 +401,7 @@ class Broker:
         check_name(name, "queue")
         settings = QueueSettings()
         if not any_storable(messages, settings.message_bytes_max):
-            return nowhere(principal, name, settings)
+            return missing_queue(principal, name, settings)
         queue, _ = await self.create_queue(principal, name, settings)
         self.audit.note("queue.create", Actor(principal), queue=name)
         return queue
@@ -555,7 +555,7 @@ class Broker:
             **self.groups.facts(),
             "dead_letters_moved": self.dead_letters.moved_total,
             "damage_reports": int(state.detail.get("damage_reports", "0")),
-            "caches": described(self.hit_rates),
+            "caches": describe_hit_rates(self.hit_rates),
             "limits": self.limiter.status(),
             "delivery_log": self.delivery_log.status() or {},
             "metadata": self.metadata.facts(),

@@ -57,7 +57,7 @@ class PublishCounters:
         self.read += other.read
         self.read_s.merge(other.read_s)
 
-    def stored(self, appended: Appended, size: int, sizes: Sequence[int]) -> None:
+    def count_stored(self, appended: Appended, size: int, sizes: Sequence[int]) -> None:
         """Count a record of `size` bytes that the storage answered; `sizes` are those of its
         messages."""
         if appended.outcomes is None:
@@ -73,7 +73,7 @@ class PublishCounters:
                 self.published += 1
                 self.published_bytes += length
 
-    def failed(self, count: int, error: TocsinError) -> None:
+    def count_failed(self, count: int, error: TocsinError) -> None:
         """Count messages none of which was stored, or of which nobody knows."""
         if isinstance(error, Unknown):
             self.unknown += count
@@ -170,6 +170,6 @@ class FunctionHitRate:
         return HitRate(info.hits, info.misses).shown()
 
 
-def described(rates: Mapping[str, HitRateSource]) -> dict[str, object]:
+def describe_hit_rates(rates: Mapping[str, HitRateSource]) -> dict[str, object]:
     """Show the hit rates of all caches, by name."""
     return {name: rates[name].shown() for name in sorted(rates)}

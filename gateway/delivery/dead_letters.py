@@ -189,7 +189,7 @@ class DeadLetters:
         if not unknown:
             return left, None
         ids = {slot.letter_id(one) for one in unknown}
-        gave_up_on = self._publisher.commits.gave_up_on
+        gave_up_on = self._publisher.commits.has_given_up
         return left, LetterSearch(self._storage, target, ids, before, gave_up_on)
 
     async def _publish(

@@ -328,7 +328,7 @@ class SendingOrders:
         if not order:
             del self.held[producer, partition]
 
-    def refused(
+    def on_refused(
         self, producer: bytes, route: Route, key: str | None, sequence: int, error: TocsinError
     ) -> None:
         """Hold up what comes behind a message that was refused here.
@@ -338,7 +338,7 @@ class SendingOrders:
         if key and len(key) <= limits.KEY_BYTES_MAX and error.code.name != "out_of_sequence":
             self._hold(producer, route.partitions[route.place(key)[0]], sequence)
 
-    def not_stored(self, partition: Partition, header: Header) -> None:
+    def on_not_stored(self, partition: Partition, header: Header) -> None:
         """Hold up what comes behind a record that was not stored, or nobody knows."""
         for index, sequence, hashed in zip(
             header.producer_indexes, header.sequences, header.key_hashes, strict=False
@@ -463,7 +463,7 @@ class _Cut:
         self._publish.fail(index, error)
         if self._context is not None:
             at = self._sequence + index
-            self._orders.refused(self._context[0], self._route, key, at, error)
+            self._orders.on_refused(self._context[0], self._route, key, at, error)
 
 
 def not_allowed(queue: Queue, key: str | None) -> Refused:
@@ -580,7 +580,7 @@ class OpenRecord:
 
     def fail(self, error: TocsinError) -> None:
         """Answer every publish that its messages here were not stored, or that nobody knows."""
-        self.route.counters.failed(len(self.builder), error)
+        self.route.counters.count_failed(len(self.builder), error)
         is_unknown = isinstance(error, Unknown)
         for publish, indexes, _ in self.runs:
             for index in indexes:
@@ -602,7 +602,7 @@ class OpenRecord:
         unless it was answered already."""
         counters, number = self.route.counters, self.partition.number
         counters.certify_s.add((certified_us - self.accepted_us) / 1e6, result.count)
-        counters.stored(result, self.size, sizes)
+        counters.count_stored(result, self.size, sizes)
         if is_answered:
             return
         offset, place = result.first, 0
@@ -687,7 +687,7 @@ def any_storable(messages: Sequence[Message], message_bytes_max: int) -> bool:
     return False
 
 
-def nowhere(principal: Principal, name: str, settings: QueueSettings) -> Queue:
+def missing_queue(principal: Principal, name: str, settings: QueueSettings) -> Queue:
     """Return a queue that neither catalog nor storage has: whatever is published to it is refused,
     bad messages each with its reason. No other queue has this id."""
     return Queue(

@@ -291,7 +291,7 @@ class GroupCommit:
         """Hold up the producers of a record that was not stored, or whose outcome is not known
         (R7). Their messages that wait there would overtake it with the next commit: they are
         refused now."""
-        self._orders.not_stored(partition, header)
+        self._orders.on_not_stored(partition, header)
         held = {producer for producer, _ in header.producers}
         for record in [*self._closed, *self._open.values()]:
             if record.partition == partition and held:
@@ -309,7 +309,7 @@ class GroupCommit:
             del self._open[partition]
         else:
             self._closed.remove(record)
-        self._orders.not_stored(partition, header)
+        self._orders.on_not_stored(partition, header)
         self._waiting -= len(record.builder)
         self.release(record)
         record.fail(Refused("storage_unavailable", "what came before it was not stored"))
@@ -379,18 +379,18 @@ class GroupCommit:
         lane = self._lanes.get(number)
         return lane is not None and lane.has_small_next(is_due=self.is_scheduled)
 
-    def gave_up_on(self, queue_id: str) -> bool:
+    def has_given_up(self, queue_id: str) -> bool:
         """Whether messages of this queue were answered `unknown` whose commit may yet end."""
-        return any(lane.gave_up_on(queue_id) for lane in self._lanes.values())
+        return any(lane.has_given_up(queue_id) for lane in self._lanes.values())
 
-    def certified(self, partition: Partition, end: int) -> None:
+    def on_certified(self, partition: Partition, end: int) -> None:
         """Note that the storage certified a partition up to `end`. If an append is under way there,
         wait for its answer: it brings the record, which followers would otherwise read."""
         for lane in self._lanes.values():
             if lane.is_appending(partition):
                 lane.certify_later(partition, end)
                 return
-        self.tail.certified(partition, end)
+        self.tail.on_certified(partition, end)
 
     async def drain(self) -> None:
         """Wait until everything that was accepted has its answer."""
@@ -539,7 +539,7 @@ class Committer:
         """
         self._late_ends[partition] = max(end, self._late_ends.get(partition, 0))
 
-    def gave_up_on(self, queue_id: str) -> bool:
+    def has_given_up(self, queue_id: str) -> bool:
         """Whether messages of this queue were answered `unknown` whose commit may yet end."""
         return any(
             commit.is_answered
@@ -753,13 +753,13 @@ class Committer:
         record, append, header = commit.batch[at], commit.appends[at], commit.headers[at]
         partition = record.partition
         if result.certified < result.first + result.count or not result.count:
-            self._tail.certified(partition, result.certified)  # of what was there before
+            self._tail.on_certified(partition, result.certified)  # of what was there before
         else:
             if result.skips:
                 stored = Record.load(result.first, append.header, append.payload, result.skips)
             else:
                 stored = Record(result.first, header.without_producers(), append.payload)
-            self._tail.appended(partition, stored, times, result.certified)
+            self._tail.on_append(partition, stored, times, result.certified)
         self._certify_late(partition)
         self._group.release(record)
         self.messages_total += result.count
@@ -781,7 +781,7 @@ class Committer:
         if partition in self._late_ends and partition not in self._appending:
             end = self._late_ends.pop(partition)
             if end > self._tail.ends.get(partition, 0):
-                self._tail.certified(partition, end)
+                self._tail.on_certified(partition, end)
 
     def _remove(self, task: asyncio.Task[None] | None) -> None:
         """Count a commit as under way no longer; removed already: nothing happens."""

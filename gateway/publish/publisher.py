@@ -96,7 +96,7 @@ class Publisher:
         producer, sequence = publish.producer, publish.sequence
         if producer is not None and sequence is not None and refused.code.retry:
             for at, message in enumerate(publish.messages, sequence):
-                self._orders.refused(producer, route, message.key, at, refused)
+                self._orders.on_refused(producer, route, message.key, at, refused)
         route.counters.refused += len(publish.messages)
         publish.fail_all(refused)
         publish.settle(len(publish.messages))
@@ -128,7 +128,7 @@ class Publisher:
             run.publish.fail(index, refused)
             if run.context is not None:
                 key, sequence = run.publish.messages[index].key, run.sequence + index
-                self._orders.refused(run.context[0], route, key, sequence, refused)
+                self._orders.on_refused(run.context[0], route, key, sequence, refused)
 
     def _route(self, queue: Queue) -> Route:
         route = self._routes.get(queue.queue_id)

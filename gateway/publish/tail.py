@@ -56,7 +56,9 @@ class Tail:
         """Bytes that owned partitions have read ahead, or are reading, and have not given out
         yet."""
 
-    def appended(self, partition: Partition, record: Record, stages: CommitTimes, end: int) -> None:
+    def on_append(
+        self, partition: Partition, record: Record, stages: CommitTimes, end: int
+    ) -> None:
         """Remember a record of this gateway that was certified at its place, and notify
         followers."""
         if partition in self._followers:
@@ -65,7 +67,7 @@ class Tail:
             self._bytes += record.memory_bytes
             while self._bytes > self._bytes_max:
                 self._evict()
-        self.certified(partition, end)
+        self.on_certified(partition, end)
 
     def _evict(self) -> None:
         partition, first = self._order.popleft()
@@ -75,7 +77,7 @@ class Tail:
         if not records:
             del self._records[partition]
 
-    def certified(self, partition: Partition, end: int) -> None:
+    def on_certified(self, partition: Partition, end: int) -> None:
         """Note that the partition is certified up to `end`, and notify followers."""
         self.ends[partition] = max(end, self.ends.get(partition, 0))
         for watcher in self._watchers:
@@ -128,7 +130,7 @@ class Tail:
         if task is None:
             task = asyncio.create_task(self._read(*key), name=f"read {key}")
             self._reads[key] = task
-            task.add_done_callback(lambda task: self._read_ended(key, task))
+            task.add_done_callback(lambda task: self._on_read_done(key, task))
         await asyncio.wait((task,), timeout=limits.READ_DEADLINE_S)
         if not task.done():
             raise Refused("storage_unavailable", "the storage does not answer a read", 1.0)
@@ -144,7 +146,7 @@ class Tail:
             self._ends_read[partition] = read.certified
         return read
 
-    def _read_ended(self, key: tuple[Partition, int, int], task: asyncio.Task[Read]) -> None:
+    def _on_read_done(self, key: tuple[Partition, int, int], task: asyncio.Task[Read]) -> None:
         del self._reads[key]
         if not task.cancelled():
             task.exception()  # perhaps nobody waits for it any more

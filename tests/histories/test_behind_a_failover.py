@@ -28,7 +28,7 @@ async def test_a_reader_waits_calmly_for_what_is_not_certified_at_the_moment(tow
     await gateway.publish(queue, numbered(1))
     session, _ = await gateway.read(queue, start="earliest")
     await session.get(1)
-    gateway.broker.tail.certified(Partition(queue.queue_id, 0), 2)
+    gateway.broker.tail.on_certified(Partition(queue.queue_id, 0), 2)
     before = gateway.storage.calls["read"]
     for _ in range(10_000):
         await asyncio.sleep(0)  # no time passes

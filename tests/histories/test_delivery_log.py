@@ -564,7 +564,7 @@ async def test_what_is_safe_and_waits_for_what_stands_before_it_is_certified_and
     (certified,) = logged.of(CertifiedLine)
     assert certified.certified_unix_us is not None
     assert session.given == []
-    house.broker.tail.certified(Partition(queue.queue_id, 0), 1)
+    house.broker.tail.on_certified(Partition(queue.queue_id, 0), 1)
     await session.take(1)
     (given,) = logged.of(DispatchedLine)
     assert (given.certified_unix_us, given.cause) == (None, "backlog")

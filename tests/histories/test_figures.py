@@ -79,8 +79,8 @@ async def test_what_was_refused_is_counted_wherever_it_was(
 
 async def test_what_nobody_knows_is_not_counted_as_refused() -> None:
     counted = PublishCounters()
-    counted.failed(3, Unknown("the answer was lost"))
-    counted.failed(2, Refused("storage_full"))
+    counted.count_failed(3, Unknown("the answer was lost"))
+    counted.count_failed(2, Refused("storage_full"))
     assert (counted.unknown, counted.refused, counted.published) == (3, 2, 0)
 
 

@@ -249,7 +249,7 @@ def test_what_is_not_certified_yet_is_given_to_nobody() -> None:
         storage = storage_of(shard)
         tail = Tail(storage)
         partition, told = Partition("q", 0), Counter[int]()
-        storage.on_certified(tail.certified)
+        storage.on_certified(tail.on_certified)
         tail.follow(partition, lambda _: told.update([tail.ends[partition]]))
         town = Town(shard, storage, tail)
         for _ in range(3):

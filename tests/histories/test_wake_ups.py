@@ -72,7 +72,7 @@ def test_what_another_gateway_appends_during_a_commit_here_is_given_out(tmp_path
         storage = RedisStorage(cast(Shard, shard), "history-1")
         metadata = await open_catalog(tmp_path)
         broker = Broker(Config(data_dir=tmp_path), metadata, storage)
-        storage.on_certified(broker.publisher.commits.certified)  # as Broker.start does
+        storage.on_certified(broker.publisher.commits.on_certified)  # as Broker.start does
         place = Partition("fast", 0)
         ends: list[int] = []
         broker.tail.follow(place, lambda one: ends.append(broker.tail.ends[one]))  # as a slot does

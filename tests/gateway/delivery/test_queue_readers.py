@@ -56,7 +56,7 @@ class Second:
 
     def appended(self, partition: Partition, record: Record) -> None:
         """The news of it comes."""
-        self.tail.appended(partition, record, STAGES, record.last + 1)
+        self.tail.on_append(partition, record, STAGES, record.last + 1)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ async def test_a_certified_end_without_its_record_skips_nothing_on_its_way(secon
     partition, one = await second.publish(2)
     await second.publish(2, first=2)
     second.appended(partition, one)
-    second.tail.certified(partition, 4)
+    second.tail.on_certified(partition, 4)
     assert await session.get(4) == [0, 1, 2, 3]
 
 

@@ -53,7 +53,7 @@ class Plan(NamedTuple):
 def orders(plan: Plan, route: Route) -> SendingOrders:
     made = SendingOrders()
     for key in plan.held:
-        made.refused(PRODUCER, route, key, SEQUENCE - 1, Refused("overloaded"))
+        made.on_refused(PRODUCER, route, key, SEQUENCE - 1, Refused("overloaded"))
     return made
 
 
@@ -84,7 +84,7 @@ def one_by_one(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[st
         except TocsinError as error:
             refused.append(error.code.name)
             if plan.has_sequence:
-                held.refused(PRODUCER, route, key, SEQUENCE + index, error)
+                held.on_refused(PRODUCER, route, key, SEQUENCE + index, error)
             continue
         refused.append(None)
         moved = plan.names is not None

@@ -33,8 +33,8 @@ def test_the_cache_has_a_bound_and_the_oldest_go_first() -> None:
     tail.follow(P, lambda _: None)
     tail.follow(other, lambda _: None)
     for offset in range(3):
-        tail.appended(P, record(offset, 60), STAGES, offset + 1)
-        tail.appended(other, record(offset, 60), STAGES, offset + 1)
+        tail.on_append(P, record(offset, 60), STAGES, offset + 1)
+        tail.on_append(other, record(offset, 60), STAGES, offset + 1)
     kept = [(p, o) for p in (P, other) for o in range(3) if tail.get(p, o) is not None]
     assert kept == [(P, 1), (P, 2), (other, 1), (other, 2)]
 
@@ -42,7 +42,7 @@ def test_the_cache_has_a_bound_and_the_oldest_go_first() -> None:
 def test_nothing_is_kept_that_nobody_follows() -> None:
     """P9: but its end is known, for who begins to follow."""
     tail = Tail(MemoryStorage())
-    tail.appended(P, record(0, 10), STAGES, 1)
+    tail.on_append(P, record(0, 10), STAGES, 1)
     assert tail.get(P, 0) is None
     assert tail.ends[P] == 1
 
@@ -53,8 +53,8 @@ def test_followers_always_find_the_end_that_they_are_told_of(end: int) -> None:
     tail = Tail(MemoryStorage())
     told: list[int] = []
     tail.follow(P, lambda partition: told.append(tail.ends[partition]))
-    tail.certified(P, end)
-    tail.certified(P, 1)
+    tail.on_certified(P, end)
+    tail.on_certified(P, 1)
     assert told == [end, max(end, 1)]
 
 
