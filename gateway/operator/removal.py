@@ -1,15 +1,12 @@
-"""How many messages an act deletes, told before: it is refused with the number, unless whoever asks
-has agreed to as many.
+"""Count the messages that an act removes; it is refused with the number unless that is agreed.
 
 A message goes when every group has settled it and the retention has passed. So a group that skips
 messages, or is deleted, lets those go that it alone had not settled; and the first group of a queue
-that keeps everything for whoever comes first lets those go that it begins behind. What other groups
+that keeps everything for its first consumer lets those go that it begins behind. What other groups
 or the retention keep is not counted.
 
-What a group alone still keeps: the messages that go when it lets them.
-
 A message stays while a group has not settled it. What stands in a side line is passed and not
-settled, nor is what is on its way to the dead letters.
+settled, and so is what is on its way to the dead letters.
 """
 
 import time
@@ -29,7 +26,7 @@ from runtime.loop.fairness import TimeSlices
 
 
 def settled_of(cursor: Cursor, aside: Iterable[int]) -> RangeSet:
-    """The offsets that a group has settled. `aside`: those that stand in its side lines."""
+    """Return the offsets that a group has settled. `aside`: those that stand in its side lines."""
     settled = RangeSet(cursor.passed)
     if cursor.floor:
         settled.add(0, cursor.floor - 1)
@@ -41,8 +38,8 @@ def settled_of(cursor: Cursor, aside: Iterable[int]) -> RangeSet:
 
 
 def kept_alone(own: RangeSet, others: Sequence[RangeSet], first: int, end: int) -> int:
-    """How many of the offsets first..end-1 the group with `own` settled has not settled, and all
-    the others have."""
+    """Count the offsets first..end-1 that the group with `own` settled has not settled, and all the
+    others have."""
     alone = RangeSet(own.gaps(first, end - 1))
     for other in others:
         for low, high in other.gaps(first, end - 1):
@@ -97,7 +94,7 @@ def check_agreed(what: str, removed: Removed, deletes_max: int, advice: str = ""
 
 
 class RemovalCounter:
-    """Counts what goes with an act on a group. See the module."""
+    """Counts what goes with an act on a group."""
 
     def __init__(self, storage: Storage, metadata: Metadata) -> None:
         self._storage = storage
@@ -183,7 +180,7 @@ class RemovalCounter:
         return messages
 
     async def _settled_offsets(self, group: Group, partition: Partition) -> RangeSet | None:
-        """The offsets that a group has settled; None: the storage does not know it."""
+        """Return the offsets that a group has settled; None: the storage does not know it."""
         place = CursorPlace(group.group_id, partition)
         cursor = await self._storage.cursor(place)
         if cursor is None:
@@ -201,7 +198,7 @@ class RemovalCounter:
 
 
 def _before(state: PartitionState, start: Start) -> int:
-    """How many messages of a partition stand before a start."""
+    """Count the messages of a partition before a start."""
     if not isinstance(start, int):
         return state.messages if start == "latest" else 0
     return max(0, min(state.messages, start - state.start))

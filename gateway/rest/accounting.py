@@ -1,8 +1,8 @@
-"""HTTP requests, written down: their usage, and the acts that operations are.
+"""Accounting of HTTP requests: their usage, and the acts that operations are.
 
-`Accounts` is the layer under the problem documents: it counts each request and each refusal for who
-asks and for the queue in the path. `carry_out` runs an operation; one that has an `act` gets its
-line in the audit trail, to which the handler adds by `about` what is worth knowing.
+`Accounts` is the layer under the problem documents: it counts each request and each refusal for its
+principal and for the queue in the path. `carry_out` runs an operation; one that has an `act` gets
+its line in the audit trail, to which the handler adds by `about` what is worth knowing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ _ACT: Final = "tocsin.act"
 
 
 class Accounts:
-    """ASGI. See the module."""
+    """An ASGI layer that counts requests and refusals."""
 
     def __init__(self, app: ASGIApp, accounting: AccountingWriter, broker: Broker) -> None:
         self._app = app
