@@ -28,45 +28,45 @@ from push.places import CursorPlace, Partition
 from push.storage_port import is_same_owner
 
 NEW_S: Final = 0.1
-"""Whoever joins others is given partitions after so long. Many that join together are one change,
-and whoever is gone again by then has never been in anybody's way."""
+"""Time after which a member that joins others is given partitions. Many that join together are one
+change, and a member that is gone again by then moves nothing."""
 
 
 class Member(PartitionOwner, Protocol):
-    """A consumer: of a session, or the virtual one of the pulls."""
+    """A consumer of the group: of a session, or the virtual one of the pulls."""
 
     name: str
     slots: dict[int, OwnedPartition]
 
     left: bool
-    """It is none any more."""
+    """Whether it is a member no more."""
     stays: bool
-    """It has still to say what it holds of its partitions: none moves away before."""
+    """Whether it has still to say what it holds of its partitions: none moves away before."""
 
     @property
     def is_unresponsive(self) -> bool:
-        """Its handlers are not heard of: others have its partitions, if any work."""
+        """Whether its handlers do not respond: others have its partitions, if any work."""
 
     @property
     def linger_s(self) -> float:
-        """How long its place waits for it when the gateway is gone; 0: not at all."""
+        """Seconds that its place waits for it when the gateway is dead; 0: not at all."""
 
     @property
     def owner(self) -> bytes:
-        """OWNER_BYTES that name it in the storage (R22)."""
+        """The OWNER_BYTES that name it in the storage (R22)."""
 
     def described(self) -> OwnerDescription:
-        """For looking at."""
+        """Describe it to operators."""
 
     def deleted(self, why: Refused) -> None:
-        """Its group is gone."""
+        """Tell it that its group is deleted."""
 
     def moved_away(self) -> None:
-        """It goes on at another gateway, and is none here any more."""
+        """Leave this gateway: it goes on at another one."""
 
 
 class GroupRuntime:
-    """See the module. Lives while it has members or slots."""
+    """One group on this gateway. Lives while it has members or owned partitions."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class GroupRuntime:
         self.group = group
         self.members: dict[str, Member] = {}
         self._new: dict[str, asyncio.TimerHandle] = {}
-        """Those of them whom the assignment does not count yet."""
+        """The members that the assignment does not count yet."""
         self.slots: dict[int, OwnedPartition] = {}
         self.epochs: dict[int, int] = {}
         """The newest epoch seen per partition: what is at most that and not current is stale."""
@@ -115,7 +115,7 @@ class GroupRuntime:
     # --- Members -------------------------------------------------------------------------------
 
     async def join(self, member: Member) -> None:
-        """Take part in the assignment: at once, or, where others are there, after NEW_S. Returns
+        """Take part in the assignment: at once, or, where there are others, after NEW_S. Returns
         when nothing stands against it.
 
         Raises:
@@ -146,7 +146,7 @@ class GroupRuntime:
         return others and not returns and not member.pulls
 
     def _remove(self, member: Member) -> bool:
-        """False: it was none, or another one of its name has joined since."""
+        """Remove a member. False: it was none, or another one of its name has joined since."""
         if self.members.get(member.name) is not member:
             return False
         del self.members[member.name]
@@ -159,15 +159,15 @@ class GroupRuntime:
         return True
 
     def _count(self, *names: str) -> None:
-        """The assignment counts these from now on."""
+        """Let the assignment count these from now on."""
         for name in names:
             self._new.pop(name).cancel()
         if names:
             self.part.write_soon()
 
     def leave(self, member: Member, *, moves: bool = False) -> None:
-        """The member is gone: its slots end, its deliveries return, others take over. One that
-        `moves` keeps its place, for another gateway: this one goes down."""
+        """Remove a member that is gone: its slots end, its deliveries return, others take over. One
+        that `moves` keeps its place, for another gateway: this one goes down."""
         if not self._remove(member):
             return
         for slot in list(member.slots.values()):
@@ -183,7 +183,7 @@ class GroupRuntime:
         self._new.clear()
 
     async def retire(self, member: Member, drain_s: float = limits.DRAIN_S) -> None:
-        """The member leaves in an orderly way: its slots drain first."""
+        """Remove a member in an orderly way: its slots drain first."""
         if self._remove(member):
             deadline = asyncio.get_running_loop().time() + drain_s
             for slot in list(member.slots.values()):
@@ -194,7 +194,7 @@ class GroupRuntime:
                 self.part.write_soon()  # it has left all the same
 
     async def catch_up(self) -> None:
-        """Others may have taken over: returns when nothing is served here that they have."""
+        """Return when nothing is served here that others may have taken over."""
         while not self.closed and (self.members or self.slots):
             try:
                 await self.part.catch_up()
@@ -208,11 +208,11 @@ class GroupRuntime:
 
     @property
     def absent(self) -> dict[str, float]:
-        """Members that are nowhere and are waited for, and until when, by the loop's clock."""
+        """The members that are with no gateway and are waited for, and until when."""
         return self.part.absent
 
     def is_undecided(self, number: int) -> bool:
-        """Whether somebody has still to say what of a partition is held (R22)."""
+        """Whether a member has still to say what of a partition it holds (R22)."""
         return number in self.assignment and self._stays(self.assignment[number])
 
     def has_expired(self, now: float) -> bool:
@@ -223,7 +223,7 @@ class GroupRuntime:
         return now - self.left_at >= expires_s
 
     def rebalance(self) -> None:
-        """A member does not stay any more, is unresponsive, or is back: partitions may move."""
+        """Move partitions: a member does not stay any more, is unresponsive, or is back."""
         self.part.write_soon()
 
     # --- As its part of the row sees it: group_part.Host -----------------------------------------
@@ -326,7 +326,7 @@ class GroupRuntime:
         member.pump()
 
     def count_stale(self) -> None:
-        """Something was to be settled under an epoch that is over."""
+        """Count a settlement under an epoch that is over."""
         self._context.stale_settlements += 1
 
     def is_being_owned(self, number: int, member: Member) -> bool:
@@ -339,7 +339,7 @@ class GroupRuntime:
         return is_its_own and number not in self.slots and not self.closed
 
     async def slot_of(self, number: int, member: Member) -> OwnedPartition | None:
-        """The member's slot of a partition, as soon as it is there; None: it will not be."""
+        """Wait for the member's slot of a partition; None: there will be none."""
         while self.is_coming(number, member) and number in self._owning:
             await asyncio.wait((self._owning[number],))
         return member.slots.get(number)
@@ -368,7 +368,7 @@ class GroupRuntime:
         self._start(number)
 
     def queue_changed(self, queue: Queue) -> None:
-        """The queue is now this; it may have been paused, or go on."""
+        """Take up a change of the queue, which may be paused now, or go on."""
         self.queue = queue
         for member in self.members.values():
             member.pump()

@@ -20,13 +20,13 @@ from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.groups")
 AT_ONCE: Final = 64
-"""Rows that are read or written at a time, of all groups of this gateway."""
+"""Number of rows that are read or written at a time, of all groups of this gateway."""
 WRITE_OUT_S: Final = 3.0
-"""For leaving all rows, when this gateway goes down."""
+"""Time for leaving all rows, when this gateway goes down."""
 
 
 class Groups:
-    """Finds or makes the runtime of a group, and makes consumers."""
+    """Runtimes of groups by id, and the consumers that join them."""
 
     def __init__(self, context: DeliveryContext, metadata: Metadata) -> None:
         self._context = context
@@ -46,7 +46,7 @@ class Groups:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """From now on this gateway is there."""
+        """Begin to send beats, and to take up changes of groups' rows."""
         if self.presence.is_shared:
             self._metadata.on_membership_changed(self._row_changed)
         self.presence.start()
@@ -76,8 +76,8 @@ class Groups:
         return now
 
     async def awaits(self, group: Group, now: float) -> bool:
-        """Whether somebody may still come back to it who was there before this gateway (R22), or
-        whose gateway is gone."""
+        """Whether a member may still come back to the group that was there before this gateway
+        (R22), or whose gateway is dead."""
         row = await self._metadata.membership(group.group_id)
         if not self.presence.is_shared:
             return self.presence.started + max(row.lingers.values(), default=0.0) > now
@@ -92,8 +92,8 @@ class Groups:
         return since + max(lingers.values()) > now
 
     async def row(self, group: Group, *, fresh: bool = False) -> Membership | None:
-        """The group's row, where other gateways may serve it too; None: they cannot. For looking at
-        it may be that of the last look here; `fresh`: to decide by."""
+        """Return the group's row, where other gateways may serve it too; None: they cannot. It may
+        be that of the last look here, unless it is to be `fresh`, to decide by."""
         if not self.presence.is_shared:
             return None
         runtime = self.runtimes.get(group.group_id)
@@ -102,13 +102,13 @@ class Groups:
         return await self._metadata.membership(group.group_id)
 
     def others(self, row: Membership | None) -> dict[str, str]:
-        """Consumer → its gateway, of those that are connected to other gateways."""
+        """Map consumers that are connected to other gateways to these."""
         if row is None:
             return {}
         return others(row, self.presence.gateway, self.presence.dead(row.gateways))
 
     def elsewhere(self, row: Membership | None) -> dict[int, str]:
-        """Partition → the other gateway whose consumer has it, or is to have it."""
+        """Map partitions to the other gateway whose consumer has them, or is to have them."""
         if row is None:
             return {}
         return elsewhere(row, self.presence.gateway, self.presence.dead(gateways_in(row)))
@@ -123,13 +123,14 @@ class Groups:
         *,
         held: bool = False,
     ) -> Consumer:
-        """A new consumer, which is to join. With `held` it is given nothing before it has said what
-        it holds. Raises Refused: there is no such group any more, or this gateway goes down."""
+        """Make a consumer, which is to join. With `held` it is given nothing before it has said
+        what it holds. Raises Refused: there is no such group any more, or this gateway goes
+        down."""
         return Consumer(self.runtime(queue, group), link, subscription, credit, held=held)
 
     def changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
-        """Catalog news: settings reach running deliveries with their next epoch; a pause counts,
-        and what was deleted ends, now."""
+        """Take up a change of the catalog: settings reach running deliveries with their next epoch;
+        a pause counts, and what was deleted ends, now."""
         if group is None:
             for runtime in self.runtimes.values():
                 if runtime.queue.queue_id == queue.queue_id:
@@ -167,8 +168,8 @@ class Groups:
                 member.pump()
 
     def begin_anew(self, group: Group) -> None:
-        """Its cursors were set anew: what was given before no longer counts, on any gateway. Others
-        hear of it by the group's row."""
+        """End all deliveries of a group whose cursors were set anew, on any gateway. Others learn
+        that by the group's row."""
         runtime = self.runtimes.get(group.group_id)
         if runtime is not None:
             runtime.fence()
@@ -206,7 +207,7 @@ class Groups:
     # --- The end ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Let all consumers leave; return when nobody owns anything and other gateways know that.
+        """Let all consumers leave; return when nothing is owned here and other gateways know that.
         The cursor writer writes the rest."""
         self.closed = True
         await asyncio.gather(*(runtime.close() for runtime in self.runtimes.values()))

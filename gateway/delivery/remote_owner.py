@@ -3,13 +3,13 @@
 `OwnerClient` puts a request into the inbox of the (group, partition), again and again under one id,
 until it is answered: a notification may be lost, and so may an answer.
 
-`OwnerServer` takes the letters of what is owned here. `judge` and `unpark` decide about them as if
-they had come to this gateway, and they are answered once the effect is durable. A letter that names
-an epoch which has ended here is stale; one that names an epoch of others is left to them.
+`OwnerServer` takes the letters to owners at this gateway. `judge` and `unpark` decide about them as
+if the request had come to this gateway, and they are answered once the effect is durable. A letter
+that names an epoch which has ended here is stale; one that names an epoch of another gateway is
+left to that one.
 
-A letter that was judged once is not judged again, and under its id answered the same: also where
-its answer did not arrive, was lost with the store's primary, or came while the inbox was being
-read.
+A letter is judged once, and answered the same each time under its id: also where its answer did not
+arrive, was lost with the store's primary, or came while the inbox was being read.
 
     [m, m+1 have expired, and an ack of m+1, m comes: m+1 is stale, m settled. The letter is seen
     once more: m+1 is settled, its consumer has heard the contrary, and waits for it in vain.]
@@ -48,7 +48,7 @@ from push.storage_port import Storage
 
 
 class OwnerAnswer(NamedTuple):
-    """What came of asking."""
+    """The answer to one letter."""
 
     verdicts: str | None
     """One character for each delivery or key, or UNREADABLE. None: the letter's epoch has ended."""
@@ -57,7 +57,7 @@ class OwnerAnswer(NamedTuple):
 
 
 class OwnerClient:
-    """See the module."""
+    """Requests of this gateway to owners at others."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -71,13 +71,13 @@ class OwnerClient:
             wait.set()
 
     def new_id(self) -> str:
-        """For one letter."""
+        """Make an id for one letter."""
         return self._name + os.urandom(8).hex()
 
     async def ask(self, place: CursorPlace, letter: Letter) -> str:
-        """The owner's verdicts about deliveries, once they are durable; those of an epoch that has
-        ended are stale, unless its owner may have taken an ack up. Raises as `put`, and Unknown for
-        that; asking anew, under another id, is safe."""
+        """Return the owner's verdicts about deliveries, once they are durable; those of an epoch
+        that has ended are stale, unless its owner may have taken an ack up. Raises as `put`, and
+        Unknown for that; asking anew, under another id, is safe."""
         said = await self.put(place, letter, self.new_id(), limits.LETTER_DEADLINE_S)
         is_open = said.verdicts is None and said.may_have_been_read and letter.verb == "ack"
         if is_open or PERHAPS in (said.verdicts or ""):
@@ -91,7 +91,7 @@ class OwnerClient:
     async def put(
         self, place: CursorPlace, letter: AnyLetter, letter_id: str, within_s: float
     ) -> OwnerAnswer:
-        """What the owner says, once it is durable.
+        """Return what the owner answers, once it is durable.
 
         Raises:
             Unknown: nobody has answered within this time; asking again under this id is safe.
@@ -225,14 +225,14 @@ _LOG = logging.getLogger("tocsin.inbox")
 
 
 class OwnerServer:
-    """See the module."""
+    """Answers of this gateway to letters for the owners that are here."""
 
     def __init__(self, inbox: Inbox, storage: Storage, groups: Groups) -> None:
         self._inbox = inbox
         self._storage = storage
         self._groups = groups
         self.unreadable_total = 0
-        """Letters that nobody here could read: passed over."""
+        """Number of letters that could not be read here, and were passed over."""
         self._taking: dict[CursorPlace, bool] = {}
         """Inboxes that are being read, and whether something came meanwhile."""
         self._answering: set[tuple[CursorPlace, str]] = set()
@@ -289,7 +289,7 @@ class OwnerServer:
     # --- Taking letters ------------------------------------------------------------------------
 
     def came(self, place: CursorPlace) -> None:
-        """A letter may be there."""
+        """Read an inbox in which a letter may be."""
         runtime = self._groups.runtimes.get(place.group_id)
         if self._closed or not newest_here(runtime, place.partition.number):
             return
@@ -313,7 +313,7 @@ class OwnerServer:
             del self._taking[place]
 
     def _judge(self, place: CursorPlace, letters: Sequence[tuple[str, bytes]]) -> None:
-        """Judge those that are new; what was said to the others is said again."""
+        """Judge new letters; the others are answered as before."""
         now = asyncio.get_running_loop().time()
         batch = _Batch(place)
         for letter_id, text in letters:
@@ -339,8 +339,8 @@ class OwnerServer:
     def _verdicts(
         self, batch: "_Batch", letter_id: str, letter: Letter, now: float
     ) -> "_Verdicts | None":
-        """What becomes of a letter's deliveries; None: that is for somebody else to say, or has to
-        be looked up."""
+        """Judge a letter's deliveries; None: that is for another gateway, or has to be looked
+        up."""
         place = batch.place
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
         slot = slot_of(runtime, number, letter.epoch)
