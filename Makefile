@@ -7,7 +7,7 @@ code := push storage metadata runtime services gateway clients/python/src
 helps = $(filter --help -h,$(ARGS))
 # Tests start hundreds of processes: who compiles nothing to keep would compile it all in each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run cluster report setup test quick check lint types layers format bench load swarm peers soak chaos trials contract autobahn mutants lock clean
+.PHONY: help run cluster report setup test quick check lint types layers docs format bench load swarm peers soak chaos trials contract autobahn mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -37,7 +37,7 @@ test: setup  ## run the tests in four processes (ARGS="-k name" selects); pages:
 quick: lint types layers  ## a minute or two, for daily work: the checks, rules, wire, session
 	$(python) -m pytest -n 2 tests/push tests/gateway/wire tests/gateway/session tests/conformance $(ARGS)
 
-check: lint types layers test  ## lint, types, layers, tests
+check: lint types layers docs test  ## lint, types, layers, documentation, tests
 
 lint: setup  ## format and lint
 	$(python) -m ruff format --check .
@@ -49,6 +49,9 @@ types: setup  ## mypy --strict over code, tests and load tests
 layers: setup  ## who may import whom, and the shape of the code
 	PYTHONPATH=clients/python/src .venv/bin/lint-imports --no-cache
 	$(python) -m pytest tests/layout
+
+docs: setup  ## build the documentation into build/docs/site, links and anchors checked
+	$(python) scripts/site.py
 
 format: setup  ## rewrite code in its format, and the documents' tables from the code
 	$(python) scripts/tables.py

@@ -40,7 +40,7 @@ PartitionWaits = Literal[
     "commit",
     "read",
 ]
-"""What a partition of a group waits for: see PROTOCOL.md."""
+"""What a partition of a group waits for: see docs/http.md."""
 
 
 class QueueCounters(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,7 +266,7 @@ KeyWaits = Literal[
     "unknown",
     "nothing",
 ]
-"""What a key waits for: see PROTOCOL.md."""
+"""What a key waits for: see docs/http.md."""
 
 
 class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True):

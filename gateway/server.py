@@ -93,7 +93,7 @@ class Server:
         self.broker = broker
         self.credentials = credentials_of(config, broker.metadata)
         auth = self.credentials.auth
-        # What PROTOCOL.md says: a ping after `heartbeat_s`, and the end after as long again.
+        # What docs/protocol.md says: a ping after `heartbeat_s`, and the end after as long again.
         timing = Timing(heartbeat_s=config.heartbeat_s, heartbeat_timeout_s=config.heartbeat_s)
         services = SessionServices(
             broker, auth, timing=timing, accounting=accounting, limiter=broker.limiter

@@ -343,7 +343,7 @@ _CAUSES: Final = {
     "lease": ("lease", "an earlier delivery of it ended by its lease, or with its consumer"),
     "replay": ("replay", "a reader started in the past, or had fallen behind"),
 }
-"""The causes of waiting, by the names of PROTOCOL.md: words, and their meaning."""
+"""Cause of waiting, as docs/operations/delivery-log.md names it → (words, meaning)."""
 
 
 def _causes(figures: Figures) -> str:

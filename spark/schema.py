@@ -1,9 +1,9 @@
 """The fields of a line of the delivery log, and their columns: explicit, never inferred.
 
-The names are those of PROTOCOL.md. A line is one JSON object of one `kind`, in which null and 0 are
-left out. LINE has the fields of all kinds. SPANS has the columns of a table for each kind, one row
-a line. A line without a REQUIRED field is damaged. A new kind is an entry in each of KINDS, SPANS,
-REQUIRED and TIME, with its fields in LINE.
+The names are those of docs/operations/delivery-log.md. A line is one JSON object of one `kind`, in
+which null and 0 are left out. LINE has the fields of all kinds. SPANS has the columns of a table
+for each kind, one row a line. A line without a REQUIRED field is damaged. A new kind is an entry in
+each of KINDS, SPANS, REQUIRED and TIME, with its fields in LINE.
 """
 
 from typing import Final

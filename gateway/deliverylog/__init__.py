@@ -6,5 +6,5 @@
 
 One line says what one frame did, never what one message did, so that it costs a few microseconds
 for a hundred messages. Nobody waits for it: what a full disk or a full queue does not take is
-dropped and counted. PROTOCOL.md describes the lines and the files.
+dropped and counted. docs/operations/delivery-log.md describes the lines and the files.
 """

@@ -1,4 +1,4 @@
-"""The lines of the delivery log, as PROTOCOL.md documents them. Pure.
+"""The lines of the delivery log, as docs/operations/delivery-log.md documents them. Pure.
 
 A field that has its default is left out of its line. Times are unix microseconds of the gateway's
 clock (`gateway.deliverylog.log`); runs are [partition, first offset, count].

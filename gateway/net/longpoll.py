@@ -1,4 +1,4 @@
-"""Sessions by long poll: the very frames of the WebSocket, in requests (PROTOCOL.md).
+"""Sessions by long poll: the very frames of the WebSocket, in requests (docs/protocol.md).
 
 A `LongPoll` takes the place of a socket. What the client says comes in numbered posts; what there
 is for it waits until a poll asks, and stays at hand until the next poll says that it has arrived: a

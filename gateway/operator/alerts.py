@@ -90,7 +90,7 @@ class AlertState(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class AlertNotice(msgspec.Struct, kw_only=True):
-    """Message about an alert; PROTOCOL.md describes it."""
+    """Message about an alert; docs/operations/observability.md describes it."""
 
     alert: str
     queue: str

@@ -16,8 +16,8 @@ from loadtests.peers.medians import Results
 from loadtests.peers.pictures import pictures
 
 OUT: Final = Path("build/peers")
-PUBLISHED: Final = Path("loadtests/peers/published")
-"""The folder of results that a document shows, and of their plots."""
+PUBLISHED: Final = Path("peers")
+"""The folder, beside the document that shows them, of published results and their plots."""
 _NAMES: Final = [entrant.name for entrant in ENTRANTS]
 _PLAN: Final = Plan()
 
@@ -126,7 +126,7 @@ def show(file: Path, out: Path) -> None:
 def readme(file: Path, document: Path) -> None:
     """Put the table of these results into a document, between its marks.
 
-    The results and their plots are kept beside the code, where the document links to them.
+    The results and their plots are kept beside the document, in the folder to which it links.
     """
     results = _read(file)
     folder = document.parent / PUBLISHED

@@ -1,5 +1,6 @@
 """Results as Markdown: tables, what was skipped, what failed, and where Tocsin is worse. Pure."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -14,6 +15,8 @@ KEPT_UP: Final = 0.95
 """The share of an offered rate that an entrant must reach; otherwise its latencies are not
 shown."""
 BEGIN, END = "<!-- peers: made by `python -m loadtests.peers readme` -->", "<!-- /peers -->"
+COLUMNS: Final = 100
+"""The width of a document's lines outside tables."""
 _NONE: Final = "–"
 
 ALTS: Final = {
@@ -106,7 +109,7 @@ def into(document: str, section: str) -> str:
 
 def _conditions(results: Results) -> str:
     said = results.conditions
-    return (
+    return _wrapped(
         f"`{results.command}`, {results.began[:10]}: medians of {_rounds(results)} rounds, in "
         "parentheses their range; in each round everybody in turn, each time with an empty server. "
         f"{said['cores']} cores ({said['cpu']}, Linux {said['kernel']}, {said['file_system']}, "
@@ -117,6 +120,10 @@ def _conditions(results: Results) -> str:
         f"from one process on the same machine (Python {said['python']}, uvloop, thin clients of "
         "each protocol), whose CPU is shown: near 1.0 core it is the bound, and not the server."
     )
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, COLUMNS, break_long_words=False, break_on_hyphens=False)
 
 
 def _rounds(results: Results) -> int:
@@ -157,9 +164,13 @@ def _throughput(results: Results, found: _Middles) -> str:
         "as many as it takes", "confirmed", "single messages/s", cpu, "generator, cores",
         "by the hundred/s", cpu, "generator, cores", "a hundred are",
     )  # fmt: skip
-    return _table(head, rows) + (
-        "\n\nCPU seconds per million delivered messages are microseconds a message; all servers of "
-        "an entrant together."
+    return (
+        _table(head, rows)
+        + "\n\n"
+        + _wrapped(
+            "CPU seconds per million delivered messages are microseconds a message; all servers of "
+            "an entrant together."
+        )
     )
 
 
@@ -188,9 +199,13 @@ def _latency(results: Results, found: _Middles) -> str:
         rows.append(row)
     head = ["p50 / p99 / p99.9, ms", "confirmed"]
     head += [f"{OFFERED[scenario]:,} messages/s" for scenario in scenarios]
-    return _table(head, rows) + (
-        "\n\nFrom the moment at which a message was due by a fixed schedule to its push, however "
-        "late the generator or the broker was: no coordinated omission."
+    return (
+        _table(head, rows)
+        + "\n\n"
+        + _wrapped(
+            "From the moment at which a message was due by a fixed schedule to its push, however "
+            "late the generator or the broker was: no coordinated omission."
+        )
     )
 
 
@@ -218,9 +233,13 @@ def _reading(results: Results, found: _Middles) -> str:
         "p50 / p99, ms", "generator, cores",
         "memory at the start, MiB", f"a connection, KiB ({said['connections']:,} idle readers)",
     )  # fmt: skip
-    return _table(head, rows) + (
-        "\n\nOne message at a time, the next one a tenth of a second after the last reader has it: "
-        "what counts is how long that takes and what it costs, and not a rate."
+    return (
+        _table(head, rows)
+        + "\n\n"
+        + _wrapped(
+            "One message at a time, the next one a tenth of a second after the last reader has it: "
+            "what counts is how long that takes and what it costs, and not a rate."
+        )
     )
 
 
@@ -245,7 +264,8 @@ def _behind(results: Results, found: _Middles) -> str:
             if times >= BEHIND:
                 better.append(f"{entrant.title} {number(theirs.value)} ({times:.2g} times)")
         if better:
-            lines.append(f"- {label}: {number(ours.value)}; better: {', '.join(better)}")
+            line = f"- {label}: {number(ours.value)}; better: {', '.join(better)}"
+            lines.append(textwrap.fill(line, COLUMNS, subsequent_indent="  "))
     if not any(name == OURS for name, _ in found):
         return "Tocsin did not take part."
     if not lines:

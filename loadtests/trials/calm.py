@@ -28,7 +28,7 @@ RATE: Final = 1_000
 BROKER: Final = (str(Path(__file__).parents[2] / "tests" / "system" / "stalling.py"),)
 """The broker that can stall is no part of the product, so the trial needs a checkout."""
 REFUSED_WITHIN_S: Final = 6.0
-"""The deadline of PROTOCOL.md, and a margin for a busy machine."""
+"""The deadline of docs/protocol.md, and a margin for a busy machine."""
 CHURN_S: Final = 3.0
 _ASK_S: Final = 1.0
 _CONSUMERS: Final = 3

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tests.layout.tree import OUTSIDE, ROOT, SERVER, files, parsed, text
+from tests.layout.tree import OUTSIDE, ROOT, SERVER, files, parsed, section, table_rows, text
 
 TABLE: Final = ROOT / "tests/layout/ratchets.toml"
 SPLINTER_LINES: Final = 120
@@ -350,6 +350,68 @@ def _forbidden(*folders: str) -> Found:
     ]
 
 
+def pointers() -> Found:
+    """Docstrings that only point elsewhere, such as "See Tokens."."""
+    return [
+        f"{path}:{line} {said}"
+        for path in files(".py", *SERVER, *OUTSIDE)
+        for line, said, _ in docstrings(parsed(path))
+        if re.fullmatch(r"(?:[Aa]s|[Ss]ee) [\w.`: ]{1,60}\.?", said)
+    ]
+
+
+@cache
+def calques() -> re.Pattern[str]:
+    """The words that CONTRIBUTING.md has a better one for: the first column of its table."""
+    rows = table_rows(section("CONTRIBUTING.md", "Words"))
+    words = [word for row in rows for word in re.findall(r"`([^`]+)`", row[0])]
+    assert words
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b(?! (?:for|still)\b)")
+
+
+def calques_in_server() -> Found:
+    """Calques in docstrings and comments of the server."""
+    return _calques_in_code(*SERVER)
+
+
+def calques_elsewhere() -> Found:
+    """Calques in docstrings and comments of SDKs, load tests and analytics."""
+    return _calques_in_code(*OUTSIDE)
+
+
+def calques_in_documents() -> Found:
+    """Calques in documents, what stands in backquotes, fences or quotes left out."""
+    found = []
+    for path in documents():
+        plain = re.sub(r"```.*?```|`[^`]*`|“[^”]*”|\"[^\"\n]*\"", _blank, text(path), flags=re.S)
+        found += _calques_in(str(path), 1, plain)
+    return found
+
+
+def _calques_in_code(*folders: str) -> Found:
+    found = []
+    for path in files(".py", *folders):
+        for line, said, _ in docstrings(parsed(path)):
+            found += _calques_in(str(path), line, said)
+        for number, line_text in enumerate(text(path).splitlines(), 1):
+            if comment := re.match(r"\s*# (.*)", line_text):
+                found += _calques_in(str(path), number, comment[1])
+    return found
+
+
+def _calques_in(path: str, first_line: int, said: str) -> Found:
+    plain = re.sub(r"`[^`]*`|“[^”]*”|\"[^\"\n]*\"", _blank, said)
+    return [
+        f"{path}:{first_line + plain.count(chr(10), 0, hit.start())} {hit[0]}"
+        for hit in calques().finditer(plain)
+    ]
+
+
+def _blank(found: re.Match[str]) -> str:
+    """As much space in place of a match: its lines stay lines."""
+    return re.sub(r"[^\n]", " ", found[0])
+
+
 def docstrings(node: ast.AST) -> Iterator[tuple[int, str, bool | None]]:
     """Yield (line, text, whether it describes a bool; None if unknown) of each docstring below a
     node."""
@@ -378,11 +440,11 @@ def _is_bool(node: ast.AST) -> bool | None:
 
 @cache
 def documents() -> tuple[Path, ...]:
-    """Return the users' documents, without the changelog, CONTRIBUTING.md and measured figures."""
-    left_out = {"CHANGELOG.md", "CONTRIBUTING.md"}
-    here = {path.relative_to(ROOT) for path in ROOT.glob("*.md") if path.name not in left_out}
-    docs = {path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")}
-    return tuple(sorted(here | {path for path in docs if "benchmarks" not in path.parts}))
+    """All pages but CONTRIBUTING.md, whose list of words names what is wrong, and the records of
+    measurements."""
+    here = {path.relative_to(ROOT) for path in ROOT.glob("*.md") if path.name != "CONTRIBUTING.md"}
+    below = {*files(".md", "docs", "deploy", "clients", "spark")}
+    return tuple(sorted(here | {path for path in below if "benchmarks" not in path.parts}))
 
 
 def readme_lines() -> Found:
@@ -390,13 +452,9 @@ def readme_lines() -> Found:
     return text(Path("README.md")).splitlines()
 
 
-def document_kilobytes() -> Found:
-    """All documents, one for each 1,000 bytes begun."""
-    return [
-        str(path)
-        for path in documents()
-        for _ in range(-(-len(text(path).encode()) // 1_000))
-    ]  # fmt: skip
+def architecture_lines() -> Found:
+    """Lines of docs/architecture.md."""
+    return text(Path("docs/architecture.md")).splitlines()
 
 
 def long_cells() -> Found:
@@ -455,8 +513,12 @@ FIGURES: Final = {
         Figure(lonely_protocols, 0),
         Figure(words_in_server, 10),
         Figure(words_elsewhere, 10),
+        Figure(pointers, 0),
+        Figure(calques_in_server, 0),
+        Figure(calques_elsewhere, 0),
+        Figure(calques_in_documents, 0),
         Figure(readme_lines, 180),
-        Figure(document_kilobytes, 0),
+        Figure(architecture_lines, 400),
         Figure(long_cells, 0),
         Figure(long_lines, 0),
     )

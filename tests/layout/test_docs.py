@@ -1,9 +1,10 @@
-"""Documents must be true: PROTOCOL.md's examples run, and its tables equal the code's."""
+"""The documents are true: examples run, tables are the code's, links lead somewhere."""
 
-import importlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,6 +12,8 @@ import msgspec
 import pytest
 from tocsin.proto import wire
 
+from gateway.accounting.usage import UsageLine
+from gateway.admin.server import BackupTo, DeleteQueue, Park, PartitionsOf, RotateMasterKey
 from gateway.deliverylog.lines import Carrier, Cause, Event, Line, SettlementOutcome
 from gateway.deliverylog.lines import encode as encode_line
 from gateway.rest.app import OPERATIONS
@@ -22,37 +25,84 @@ from metadata.rights import VERBS
 from push import limits
 from push.errors import CODES, TocsinError
 from runtime.metrics.registry import METRICS
-from tests.layout.tree import ROOT, section, table_rows, text
+from runtime.problems import Problem
+from tests.layout.tree import ALL, ROOT, files, section, table_rows, text
+
+ADMIN_REQUESTS = (BackupTo, DeleteQueue, Park, PartitionsOf, RotateMasterKey)
+PROTOCOL = "docs/protocol.md"
+HTTP = "docs/http.md"
+RIGHTS = "docs/rights.md"
+DELIVERY_LOG = "docs/operations/delivery-log.md"
+USAGE = "docs/operations/usage-and-audit.md"
+METRICS_PAGE = "docs/operations/observability.md"
+GUARANTEES = "docs/guarantees.md"
+WITH_EXAMPLES = (PROTOCOL, HTTP, RIGHTS, USAGE, DELIVERY_LOG)
 
 
 @dataclass(frozen=True)
 class Example:
-    """A fenced ```json block: its kind, the word after the kind, its text, its line."""
+    """A fenced ```json block: its kind, the name of its type behind that, its text, its place."""
 
     kind: str
-    detail: str
+    name: str
     body: str
+    page: str
     line: int
 
     def __str__(self) -> str:
-        return f"line {self.line}"
+        return f"{Path(self.page).name} line {self.line}"
 
 
 def examples(*kinds: str) -> list[Example]:
-    """Return the examples of these kinds in PROTOCOL.md, in order."""
-    document = text(Path("PROTOCOL.md"))
+    """The examples of these kinds, page by page, in order."""
     found = []
-    for match in re.finditer(r"^```json ?(\w*) ?(\S*)\n(.*?)^```$", document, re.M | re.S):
-        line = document.count("\n", 0, match.start()) + 1
-        found.append(Example(match[1], match[2], match[3], line))
-    assert {example.kind for example in found} <= {"client", "broker", "request", "answer"}
+    for page in WITH_EXAMPLES:
+        document = text(Path(page))
+        for match in re.finditer(r"^```json (\w+) ?(\S*)\n(.*?)^```$", document, re.M | re.S):
+            line = document.count("\n", 0, match.start()) + 1
+            found.append(Example(match[1], match[2], match[3], page, line))
+    assert {example.kind for example in found} <= {"client", "broker", "request", "answer", "line"}
     return [example for example in found if example.kind in kinds]
 
 
+@cache
+def documented_types() -> dict[str, Any]:
+    """Name → the struct of that name in a request or an answer, as OpenAPI shows it; those of the
+    admin socket and of the usage files besides."""
+    structs: dict[str, Any] = {}
+    whole = [answer.body for one in OPERATIONS for answer in one.answers.values() if answer.body]
+    whole += [one.request for one in OPERATIONS if one.request is not None]
+    for kind in (*whole, Problem, UsageLine, *ADMIN_REQUESTS):
+        for struct in structs_of(msgspec.inspect.type_info(kind)):
+            assert structs.setdefault(struct.__name__, struct) is struct, struct.__name__
+    return structs
+
+
+def structs_of(kind: msgspec.inspect.Type) -> Iterator[type]:
+    """Every struct in a type."""
+    match kind:
+        case msgspec.inspect.StructType(cls=struct, fields=fields):
+            yield struct
+            for field in fields:
+                yield from structs_of(field.type)
+        case (
+            msgspec.inspect.ListType(item_type=item) | msgspec.inspect.VarTupleType(item_type=item)
+        ):
+            yield from structs_of(item)
+        case msgspec.inspect.UnionType(types=types):
+            for one in types:
+                yield from structs_of(one)
+        case msgspec.inspect.DictType(value_type=value):
+            yield from structs_of(value)
+        case msgspec.inspect.Metadata(type=inner):
+            yield from structs_of(inner)
+        case _:
+            pass
+
+
 def type_of(example: Example) -> Any:
-    """Return the type that an example names as `module:Name`."""
-    module, _, name = example.detail.partition(":")
-    return getattr(importlib.import_module(module), name)
+    """The type that an example names."""
+    return documented_types()[example.name]
 
 
 # --- Examples -----------------------------------------------------------------------------------
@@ -161,17 +211,15 @@ def encode(fields: dict[str, Any]) -> bytes:
     raise AssertionError("a frame that gateway.wire.frames does not write")
 
 
-LINES = re.findall(r"^```ndjson\n(.*?)^```$", text(Path("PROTOCOL.md")), re.M | re.S)
-
-
-@pytest.mark.parametrize("line", "".join(LINES).splitlines())
-def test_the_delivery_log_writes_its_lines_as_documented(line: str) -> None:
-    assert json.loads(encode_line(msgspec.json.decode(line, type=Line))) == json.loads(line)
+@pytest.mark.parametrize("example", examples("line"), ids=str)
+def test_the_delivery_log_writes_its_lines_as_documented(example: Example) -> None:
+    line = msgspec.json.decode(example.body, type=Line)
+    assert json.loads(encode_line(line)) == json.loads(example.body)
 
 
 def test_every_kind_and_word_of_the_delivery_log_is_documented() -> None:
-    document = section("PROTOCOL.md", "The delivery log")
-    shown = {json.loads(line)["kind"] for line in "".join(LINES).splitlines()}
+    document = text(Path(DELIVERY_LOG))
+    shown = {json.loads(example.body)["kind"] for example in examples("line")}
     assert shown == {kind.__struct_config__.tag for kind in get_args(Line)}
     for kind in get_args(Line):
         for field in msgspec.structs.fields(kind):
@@ -193,7 +241,7 @@ def test_every_frame_has_an_example() -> None:
 
 
 def test_every_field_of_every_client_frame_is_mentioned() -> None:
-    document = section("PROTOCOL.md", "Frames from the client")
+    document = section(PROTOCOL, "Frames from the client")
     for kind in frames.ClientFrame.__args__:
         for field in msgspec.structs.fields(kind):
             assert field.encode_name in document, f"{kind.__name__}.{field.encode_name}"
@@ -208,37 +256,51 @@ def test_the_table_of_error_codes_is_the_codes() -> None:
         for code in CODES.values()
     ]
     shown = [
-        line
-        for line in section("PROTOCOL.md", "Error codes").splitlines()
-        if line.startswith("| `")
+        line for line in section(PROTOCOL, "Error codes").splitlines() if line.startswith("| `")
     ]
     assert shown == table, "the table is to be:\n" + "\n".join(table)
 
 
 def test_the_table_of_close_codes_is_the_codes() -> None:
     table = [f"| {close.code} | {close.reason} |" for close in frames.CLOSES]
-    shown = re.findall(r"^\| \d+ .*$", section("PROTOCOL.md", "Close codes"), re.M)
+    shown = re.findall(r"^\| \d+ .*$", section(PROTOCOL, "Close codes"), re.M)
     assert shown == table, "the table is to be:\n" + "\n".join(table)
 
 
-def test_the_table_of_needs_is_that_of_the_operations() -> None:
-    rows = dict(table_rows(section("PROTOCOL.md", "Rights"))[-len(NEEDS) :])
-    assert list(rows) == list(NEEDS.values())
-    for need, meaning in NEEDS.items():
-        named = [f"`{one.method} {one.path}`" for one in OPERATIONS if one.needs == need]
-        assert rows[meaning] == ", ".join(named)
+NEED_WORDS: dict[str | None, str] = {
+    None: "no credentials",
+    "publish": "`publish`, for each message on its key",
+    "consume": "`consume`",
+    "read": "`read`; on some keys only: for one of them",
+    "manage": "`manage`",
+    "consume or manage": "`consume` or `manage`",
+    "consume or manage or observe": "`consume`, `manage` or `observe`",
+    "manage every": "`manage:*`",
+    "observe every": "`observe:*` or `manage:*`",
+    "any": "any right on the queue",
+    "own": "nothing: it concerns one's own",
+    "nothing": "nothing",
+}
+
+
+def test_the_table_of_calls_is_that_of_the_operations() -> None:
+    """Every call, in either direction, and the right that it needs."""
+    assert NEED_WORDS.keys() == {*NEEDS, None}
+    rows = [row for row in table_rows(section(HTTP, "Calls")) if len(row) == 3]
+    shown = {call.strip("`"): needs for call, _, needs in rows}
+    assert len(shown) == len(rows)
+    assert shown == {f"{one.method} {one.path}": NEED_WORDS[one.needs] for one in OPERATIONS}
 
 
 def test_the_table_of_what_a_right_shows_is_that_of_the_views() -> None:
-    figures = section("PROTOCOL.md", "HTTP").partition("### Figures")[2]
-    rows = dict(table_rows(figures)[: len(TABLE)])
+    rows = dict(table_rows(section(HTTP, "Figures"))[: len(TABLE)])
     assert [name.strip("`") for name in rows] == list(TABLE)
     for name, verbs in TABLE.items():
         assert rows[f"`{name}`"] == ", ".join(f"`{verb}`" for verb in VERBS if verb in verbs)
 
 
 def test_the_table_of_metrics_is_that_of_the_code() -> None:
-    rows = table_rows(section("PROTOCOL.md", "Metrics"))
+    rows = table_rows(section(METRICS_PAGE, "Metrics"))
     assert [row[0].strip("`") for row in rows] == list(METRICS)
     for name, kind, labels, of, words in rows:
         metric = METRICS[name.strip("`")]
@@ -249,13 +311,13 @@ def test_the_table_of_metrics_is_that_of_the_code() -> None:
 
 
 def test_bounds_have_the_values_of_the_code() -> None:
-    for name, value, _ in table_rows(section("PROTOCOL.md", "Bounds")):
+    for name, value, _ in table_rows(section(PROTOCOL, "Bounds")):
         assert float(value) == getattr(limits, name.strip("`")), name
 
 
 def test_every_queue_setting_is_in_the_table_with_its_default() -> None:
     shown: dict[str, str] = {}
-    rows = [row for row in table_rows(section("PROTOCOL.md", "HTTP")) if len(row) == 3]
+    rows = [row for row in table_rows(section(HTTP, "Queues")) if len(row) == 3]
     for names, defaults, _ in rows:
         for name, default in zip(names.split(", "), defaults.split(", ") * 2, strict=False):
             shown[name.strip("`")] = default.strip("`")
@@ -264,43 +326,35 @@ def test_every_queue_setting_is_in_the_table_with_its_default() -> None:
         assert shown[field.name] == default.removesuffix(".0"), field.name
 
 
-def test_every_http_operation_is_in_the_table_and_the_other_way_round() -> None:
-    from gateway.rest.app import OPERATIONS  # the application of all routes: imported where needed
-
-    shown = re.findall(r"^\| `([A-Z]+ /\S*)` \|", section("PROTOCOL.md", "HTTP"), re.M)
-    assert sorted(shown) == sorted(f"{one.method} {one.path}" for one in OPERATIONS)
-
-
 # --- Promises and rules -------------------------------------------------------------------------
-
-LATER = re.compile(r"later: .+")
-
-
-def numbered(letter: str) -> dict[str, tuple[str, str]]:
-    """Return id → (enforced in, tested in), of every row of ARCHITECTURE.md that has such an id."""
-    document = section("ARCHITECTURE.md", "Promises" if letter == "P" else "Rules")
-    return {
-        row[0]: (row[2], row[3])
-        for row in table_rows(document)
-        if re.fullmatch(rf"{letter}\d+", row[0])
-    }
-
-
-@pytest.mark.parametrize(
-    ("number", "places"),
-    [(n, places) for letter in "PR" for n, places in numbered(letter).items()],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_rule_stands_where_the_architecture_says(number: str, places: tuple[str, str]) -> None:
-    """The named files exist and mention the id; a rule that waits for something says for what."""
-    for cell in places:
-        named = re.findall(r"`([^`]+)`", cell)
-        assert named or LATER.fullmatch(cell), f"{number} is neither here nor later"
-        for name in named:
-            content = (ROOT / name).read_text()
-            assert re.search(rf"\b{number}\b", content), f"{name} does not mention {number}"
 
 
 def test_all_promises_and_rules_are_there_in_order() -> None:
-    assert list(numbered("P")) == [f"P{number}" for number in range(1, 15)]
-    assert list(numbered("R")) == [f"R{number}" for number in range(1, 32)]
+    shown = re.findall(r"^### ([PR]\d+)\. ", text(Path(GUARANTEES)), re.M)
+    promises = [f"P{number}" for number in range(1, 15)]
+    assert shown == promises + [f"R{number}" for number in range(1, 32)]
+
+
+def entries() -> dict[str, str]:
+    """Promise or rule → its text on the page of guarantees."""
+    parts = re.split(r"^### ([PR]\d+)\. ", text(Path(GUARANTEES)), flags=re.M)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@pytest.mark.parametrize(("number", "said"), entries().items(), ids=entries())
+def test_a_guarantee_names_where_it_is_enforced_and_tested(number: str, said: str) -> None:
+    """The named files exist and name it."""
+    for word in ("Enforced", "Tested"):
+        found = re.search(rf"^{word}: (.*?)\.$", said, re.M | re.S)
+        assert found is not None, f"{number} has no line {word!r}"
+        for name in re.findall(r"`([^`]+)`", found[1]):
+            assert (ROOT / name).is_file(), f"{number}: {name} is gone"
+            assert re.search(rf"\b{number}\b", text(Path(name))), f"{name} does not name {number}"
+
+
+@pytest.mark.parametrize("page", sorted(files(".md", "docs")), ids=str)
+def test_a_page_names_files_that_exist(page: Path) -> None:
+    """Paths in backquotes, from the root, of the folders of this checkout."""
+    for name in re.findall(r"`([a-z]+/[\w./-]*\.(?:py|js|sql|lua|toml|json))`", text(page)):
+        if name.partition("/")[0] in ALL:
+            assert (ROOT / name).is_file(), name

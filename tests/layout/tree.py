@@ -11,7 +11,7 @@ SERVER = ("push", "storage", "metadata", "gateway", "runtime", "services")
 """The packages of the server, even if they do not exist yet."""
 OUTSIDE = ("clients", "loadtests", "spark")
 ALL = (*SERVER, *OUTSIDE, "scripts", "tests")
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "PROTOCOL.md", "CHANGELOG.md", "CONTRIBUTING.md")
+DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _LEFT_OUT = {"__pycache__", "node_modules", "vendor", "build"}
 
 

@@ -1,4 +1,4 @@
-"""PROTOCOL.md against a running broker: its examples are what a client sends and gets."""
+"""docs/protocol.md against a running broker: what it shows is what a client sends and gets."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ async def socket(server: Server) -> AsyncIterator[Socket]:
 
 
 def shown(kind: str, **fields: object) -> list[Frame]:
-    """Return the examples of PROTOCOL.md that have these fields, parsed."""
+    """The examples of docs/protocol.md that have these fields, parsed."""
     parsed = [json.loads(example.body) for example in examples(kind)]
     return [frame for frame in parsed if fields.items() <= frame.items()]
 
@@ -169,10 +169,10 @@ async def test_a_reader_is_told_what_the_protocol_shows(
 
 
 async def test_settings_change_as_the_protocol_shows(http: httpx2.AsyncClient) -> None:
-    requests = {one.detail.partition(":")[2]: json.loads(one.body) for one in examples("request")}
-    answers = [(one.detail, json.loads(one.body)) for one in examples("answer")]
-    problems = {body["code"]: body for detail, body in answers if detail.endswith(":Problem")}
-    (change,) = [body for detail, body in answers if detail.endswith(":SettingChange")]
+    requests = {one.name: json.loads(one.body) for one in examples("request")}
+    answers = [(one.name, json.loads(one.body)) for one in examples("answer")]
+    problems = {body["code"]: body for name, body in answers if name == "Problem"}
+    (change,) = [body for name, body in answers if name == "SettingChange"]
     queue = "/v1/queues/changing"
     assert (await http.put(queue, json={"retention_s": 604_800})).status_code == 201
     differs = (await http.put(queue, json={"retention_s": 0})).json()
@@ -195,15 +195,13 @@ async def test_settings_change_as_the_protocol_shows(http: httpx2.AsyncClient) -
 
 async def test_http_goes_as_the_protocol_shows(http: httpx2.AsyncClient) -> None:
     """Each request example, and the fields of each answer example."""
-    requests = {one.detail.partition(":")[2]: json.loads(one.body) for one in examples("request")}
-    answers = {one.detail.partition(":")[2]: json.loads(one.body) for one in examples("answer")}
+    requests = {one.name: json.loads(one.body) for one in examples("request")}
+    answers = {one.name: json.loads(one.body) for one in examples("answer")}
     queue, group = "/v1/queues/orders", "/v1/queues/orders/groups/billing"
 
     problem = await http.get(queue)
     assert problem.headers["content-type"] == "application/problem+json"
-    problems = [
-        json.loads(one.body) for one in examples("answer") if one.detail.endswith(":Problem")
-    ]
+    problems = [json.loads(one.body) for one in examples("answer") if one.name == "Problem"]
     plain = next(one for one in problems if one["code"] == "queue_not_found")
     assert problem.json().keys() == plain.keys()
     assert (await http.put(queue, json=requests["QueueSettings"])).status_code == 201

@@ -1,7 +1,7 @@
 """Frames of the protocol, and texts that are nearly frames, made from them. Pure.
 
-The good frames are those of the transcripts in clients/conformance and of PROTOCOL.md. All chance
-comes from the Random that the caller passes, so that a seed identifies a run.
+The good frames are those of the transcripts in clients/conformance and of docs/protocol.md. All
+chance comes from the Random that the caller passes, so that a seed identifies a run.
 """
 
 import json
@@ -77,7 +77,7 @@ def corpus() -> list[Any]:
                 for frame in [*line.get("frames", ()), line.get("frame")]:
                     if frame:
                         found[json.dumps(_placed(frame))] = None
-    for text in _EXAMPLE.findall((ROOT / "PROTOCOL.md").read_text()) if found else ():
+    for text in _EXAMPLE.findall((ROOT / "docs/protocol.md").read_text()) if found else ():
         found[json.dumps(json.loads(text))] = None
     if not found:
         raise RuntimeError(f"there are no transcripts under {ROOT}: run this from a checkout")

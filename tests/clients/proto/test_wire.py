@@ -21,7 +21,9 @@ from gateway.wire import frames
 from push.errors import CODES, Refused
 
 ROOT = Path(__file__).resolve().parents[3]
-EXAMPLES = re.findall(r"```json broker\n(.*?)```", (ROOT / "PROTOCOL.md").read_text(), re.DOTALL)
+EXAMPLES = re.findall(
+    r"```json broker\n(.*?)```", (ROOT / "docs/protocol.md").read_text(), re.DOTALL
+)
 SENT: list[wire.SentFrame] = [
     wire.Hello(producer="p", client="c"),
     wire.Subscribe(ref=1, subscription=1, queue="q", credit=5, group="g", start="latest"),

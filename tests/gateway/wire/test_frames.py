@@ -26,7 +26,7 @@ def refusal(data: bytes) -> Refused:
 
 
 def test_of_a_field_that_is_there_twice_the_last_one_counts() -> None:
-    """As PROTOCOL.md says, and in a body both are delivered."""
+    """As docs/protocol.md says, and in a body both are delivered."""
     assert frames.decode(b'{"type":"ping","ref":1,"ref":2}') == [frames.Ping(ref=2)]
     (publish,) = frames.decode(
         b'{"type":"publish","ref":1,"queue":"q",'

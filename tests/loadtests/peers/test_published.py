@@ -1,4 +1,4 @@
-"""What the README shows of the benchmark is what its results say, and nothing else."""
+"""What docs/benchmarks/peers.md shows is what its results say, and nothing else."""
 
 from pathlib import Path
 
@@ -16,17 +16,17 @@ def shown(document: str) -> str:
     return document.partition(report.BEGIN)[2].partition(report.END)[0].strip()
 
 
-def test_the_readme_shows_the_published_results() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert (readme.count(report.BEGIN), readme.count(report.END)) == (1, 1)
-    published = ROOT / PUBLISHED
-    if not published.exists():
-        assert shown(readme) == ""
-        return
+PAGE = ROOT / "docs/benchmarks/peers.md"
+
+
+def test_the_page_shows_the_published_results() -> None:
+    page = PAGE.read_text()
+    assert (page.count(report.BEGIN), page.count(report.END)) == (1, 1)
+    published = PAGE.parent / PUBLISHED
     results = medians.read((published / "results.json").read_bytes())
     drawn = pictures(results)
     places = {name: f"{PUBLISHED}/{name}.svg" for name in drawn}
-    assert shown(readme) == report.section(results, places).strip()
+    assert shown(page) == report.section(results, places).strip()
     for name, svg in drawn.items():
         assert (published / f"{name}.svg").read_text() == svg
 
@@ -35,7 +35,7 @@ def test_the_command_puts_results_into_a_document_and_keeps_them_with_their_plot
     tmp_path: Path,
 ) -> None:
     results = contest(*runs("tocsin", "single", messages_per_s=50_000.0))
-    file, document = tmp_path / "found.json", tmp_path / "README.md"
+    file, document = tmp_path / "found.json", tmp_path / "peers.md"
     file.write_bytes(medians.written(results))
     document.write_text(f"before\n{report.BEGIN}\n{report.END}\nbehind\n")
     ran = CliRunner().invoke(peers, ["readme", str(file), str(document)], catch_exceptions=False)
@@ -50,10 +50,10 @@ def test_the_command_puts_results_into_a_document_and_keeps_them_with_their_plot
 
 
 def test_a_document_without_marks_is_a_sentence_and_changes_nothing(tmp_path: Path) -> None:
-    file, document = tmp_path / "found.json", tmp_path / "README.md"
+    file, document = tmp_path / "found.json", tmp_path / "peers.md"
     file.write_bytes(medians.written(contest()))
     document.write_text("nothing")
     ran = CliRunner().invoke(peers, ["readme", str(file), str(document)])
     assert ran.exit_code == 1
     assert "has not one" in ran.output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "found.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json", "peers.md"]

@@ -1,5 +1,5 @@
 /**
- * Long poll as a carrier of frames (PROTOCOL.md). One loop posts the frames of the session, another
+ * Long poll as a carrier of frames (docs/protocol.md). One loop posts the frames of the session, another
  * polls for the broker's frames.
  *
  * Posts are numbered, and polls name the batch that arrived last. So either request is repeated

@@ -1,5 +1,5 @@
 /**
- * `fetch`, whose other end is a transcript: the requests of the long poll (PROTOCOL.md). See
+ * `fetch`, whose other end is a transcript: the requests of the long poll (docs/protocol.md). See
  * websocket.js for what a `network` is.
  *
  * What the client says is told at once, and the request answered: something took it. That it will

@@ -1,7 +1,7 @@
 """Descriptions of queues, groups, keys, sessions and positions, as the broker answers with them.
 
 All but `Verdict` are dictionaries with typed fields. An answer of a newer broker may have more
-fields than are named here, and a program that prints an answer shows them all. PROTOCOL.md says
+fields than are named here, and a program that prints an answer shows them all. docs/http.md says
 what each field means.
 """
 

@@ -261,7 +261,7 @@ class AdminCalls(ABC):
         The answer has the key's `partition`, and `groups` with an entry for each group, or for the
         named one. An entry has the owner, the time until which the key waits, the number of
         attempts at its first message, a stable code, `waits_for`, and a sentence, `text`. For a key
-        that was never used, the answer says to which partition it would go. PROTOCOL.md describes
+        that was never used, the answer says to which partition it would go. docs/http.md describes
         all fields.
 
         Raises:

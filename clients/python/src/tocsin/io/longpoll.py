@@ -1,4 +1,4 @@
-"""A session's frames in requests: long poll (PROTOCOL.md).
+"""A session's frames in requests: long poll (docs/protocol.md).
 
 One task posts the frames of the session, another polls for the broker's frames. Posts are numbered,
 and polls name the batch that arrived last. So either request is repeated when its answer is lost,
