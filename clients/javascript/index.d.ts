@@ -874,7 +874,7 @@ export class Client extends EventTarget {
 /** Base of all errors of the client. */
 export class TocsinError extends Error {
   /**
-   * A stable code for programs: a code of docs/protocol.md, or cannot_connect, not_a_broker, no_token,
+   * A stable code for programs: one of docs/protocol.md, or cannot_connect, not_a_broker, no_token,
    * session_ended, closed, timeout, publish_many_failed, stale, gap, handler.
    */
   readonly code: string;

@@ -20,7 +20,7 @@ PROSE = [Path(name) for name in DOCUMENTS] + [
     Path("scripts/setup"),
     Path("scripts/needs"),
     Path(".ci/run"),
-    *files(".md", "docs", "deploy", *OUTSIDE),
+    *files(".md", "docs", *OUTSIDE),
 ]
 
 

@@ -1,5 +1,6 @@
 /**
- * A small world for histories: one partition of one queue at a broker that keeps to docs/protocol.md,
+ * A small world for histories: one partition of one queue at a broker that keeps to
+ * docs/protocol.md,
  * virtual time, and a network that somebody else lets carry, or cuts.
  */
 

@@ -1,6 +1,6 @@
 /**
- * Long poll as a carrier of frames (docs/protocol.md). One loop posts the frames of the session, another
- * polls for the broker's frames.
+ * Long poll as a carrier of frames (docs/protocol.md). One loop posts the frames of the session,
+ * another polls for the broker's frames.
  *
  * Posts are numbered, and polls name the batch that arrived last. So either request is repeated
  * when its answer is lost, and no frame is lost or doubled. Requests that fail for longer than

@@ -97,7 +97,8 @@ export class ClientClosed extends TocsinError {
 }
 
 /**
- * The broker answered with an error. `code` is one of docs/protocol.md; `retryAfterS` is the broker's
+ * The broker answered with an error. `code` is one of docs/protocol.md.
+ * `retryAfterS` is the broker's
  * advice, in seconds, or null.
  */
 export class BrokerError extends TocsinError {
