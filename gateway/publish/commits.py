@@ -142,7 +142,8 @@ class GroupCommit:
         self.listeners.append(listener)
 
     def _lane_of(self, route: Route, partition: Partition) -> "Committer":
-        number = self.storage.lane(partition, route.queue.settings.durability).number
+        queue = route.queue
+        number = self.storage.lane(partition, queue.settings.durability).number
         lane = self._lanes.get(number)
         if lane is None:
             lane = self._lanes[number] = Committer(self, number)
