@@ -487,7 +487,7 @@ class Committer:
         """Weight of the commit that began last."""
         self._ending = 0
         """Number of commits that were answered, and whose successor has not begun yet."""
-        self._breaker = Breaker(
+        self.breaker = Breaker(
             failures_max=limits.BREAKER_FAILURES,
             open_s=limits.BREAKER_OPEN_S,
             trial_s=limits.COMMIT_DEADLINE_S + 1,
@@ -516,11 +516,6 @@ class Committer:
     def under_way(self) -> Iterable[asyncio.Future[None]]:
         """The commits that have not ended."""
         return self._under_way
-
-    @property
-    def breaker(self) -> Breaker:
-        """The breaker, for metrics."""
-        return self._breaker
 
     def has_small_next(self, *, is_due: bool) -> bool:
         """Whether a commit is under way, or has just been answered, and none is behind it; or one
@@ -565,8 +560,8 @@ class Committer:
         if age >= limits.COMMIT_SLOW_S:
             detail = f"the storage is slow: a commit has been under way for {age:.0f} s"
             return Refused("overloaded", detail, 1.0)
-        if self._breaker.state(now=now) == "open":
-            after_s = max(0.1, self._breaker.retry_after_s(now=now))
+        if self.breaker.state(now=now) == "open":
+            after_s = max(0.1, self.breaker.retry_after_s(now=now))
             return Refused("storage_unavailable", "commits fail one after another", after_s)
         self.is_calm = True  # half open: the next commit is the trial, and says so if it fails
         return None
@@ -596,7 +591,7 @@ class Committer:
         or later."""
         commit.is_answered = True
         if commit.ticket is not None:
-            self._breaker.failed(commit.ticket, now=now)
+            self.breaker.failed(commit.ticket, now=now)
         error = Unknown("the storage did not answer in time: send again under the same id")
         for record, header in zip(commit.batch, commit.headers, strict=True):
             self._group.hold_up(record.partition, header)
@@ -667,7 +662,7 @@ class Committer:
         for record in batch:
             appending[record.partition] = appending.get(record.partition, 0) + 1
         commit.has_light = self._share.has_light(record.partition.queue_id for record in batch)
-        commit.ticket = self._breaker.admit(now=now)
+        commit.ticket = self.breaker.admit(now=now)
         self._shared += is_share
         self._last_size = size
         # The storage may begin with it now, a turn of the loop before the task does.
@@ -707,10 +702,10 @@ class Committer:
         if commit.ticket is not None and not commit.is_answered:
             first = results[0] if results else None
             if isinstance(first, TocsinError) and first.code.name in FAILURES:
-                self._breaker.failed(commit.ticket, now=now)
+                self.breaker.failed(commit.ticket, now=now)
                 self.is_calm = False
             else:
-                self._breaker.succeeded(commit.ticket)
+                self.breaker.succeeded(commit.ticket)
         self.took_s.add((times.certified_us - times.asked_us) / 1e6)
         self.messages.add(sum(len(record.builder) for record in commit.batch))
         self.total += 1
