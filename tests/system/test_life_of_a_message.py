@@ -8,9 +8,9 @@ from tests.layout.ratchets import judge, table
 from tests.layout.tree import SERVER
 from tests.system.life import JOURNEYS, LOOP, Hop, Life, as_read, lives, middle, path_of
 
-SLACK = {"modules": 0, "returns": 12, "lines": 900}
-"""The unnoticed fall of each figure. Threads run at the same time, so returns vary; lines change
-with every docstring."""
+SLACK = {"modules": 1, "returns": 12, "lines": 900}
+"""The unnoticed fall of each figure. Threads run at the same time, so returns vary, and a module
+with one function may be left out of a recording; lines change with every docstring."""
 
 
 @pytest.mark.parametrize("journey", JOURNEYS)
