@@ -447,16 +447,6 @@ def documents() -> tuple[Path, ...]:
     return tuple(sorted(here | {path for path in below if "benchmarks" not in path.parts}))
 
 
-def readme_lines() -> Found:
-    """Lines of README.md."""
-    return text(Path("README.md")).splitlines()
-
-
-def architecture_lines() -> Found:
-    """Lines of docs/architecture.md."""
-    return text(Path("docs/architecture.md")).splitlines()
-
-
 def long_cells() -> Found:
     """Cells of tables above 160 characters."""
     return [
@@ -517,8 +507,6 @@ FIGURES: Final = {
         Figure(calques_in_server, 0),
         Figure(calques_elsewhere, 0),
         Figure(calques_in_documents, 0),
-        Figure(readme_lines, 180),
-        Figure(architecture_lines, 400),
         Figure(long_cells, 0),
         Figure(long_lines, 0),
     )

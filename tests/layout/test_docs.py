@@ -36,6 +36,7 @@ DELIVERY_LOG = "docs/operations/delivery-log.md"
 USAGE = "docs/operations/usage-and-audit.md"
 METRICS_PAGE = "docs/operations/observability.md"
 GUARANTEES = "docs/guarantees.md"
+ARCHITECTURE = "docs/architecture.md"
 WITH_EXAMPLES = (PROTOCOL, HTTP, RIGHTS, USAGE, DELIVERY_LOG)
 
 
@@ -358,3 +359,8 @@ def test_a_page_names_files_that_exist(page: Path) -> None:
     for name in re.findall(r"`([a-z]+/[\w./-]*\.(?:py|js|sql|lua|toml|json))`", text(page)):
         if name.partition("/")[0] in ALL:
             assert (ROOT / name).is_file(), name
+
+
+@pytest.mark.parametrize(("page", "lines_max"), [("README.md", 180), (ARCHITECTURE, 400)])
+def test_a_page_is_read_to_its_end(page: str, lines_max: int) -> None:
+    assert len(text(Path(page)).splitlines()) <= lines_max
