@@ -1,4 +1,5 @@
-"""The composition: the only place that knows every part, and the calls that need several."""
+"""The composition: the only place that knows every part, and the calls that need several of
+them."""
 
 import asyncio
 import secrets
@@ -20,7 +21,7 @@ from gateway.delivery.janitor import Expiry, Janitor, OrphanedLetters
 from gateway.delivery.overflow import Overflow
 from gateway.delivery.owned_partition import DeliveryContext
 from gateway.delivery.presence import Availability
-from gateway.delivery.pull import Pulls, Receipts
+from gateway.delivery.pull import Pulls
 from gateway.delivery.readers import Readers
 from gateway.delivery.remote_owner import OwnerClient, OwnerServer
 from gateway.delivery.temporary_owner import TemporaryOwner
@@ -66,6 +67,7 @@ from push.errors import Refused, TocsinError
 from push.message import Message
 from push.places import Partition
 from push.rates.shared import RatePool
+from push.receipts import Receipts
 from push.storage_port import PLAIN, Sealer, Storage
 from runtime.loop.end_of_turn import Deadlines, EndOfTurn
 
@@ -73,8 +75,8 @@ from runtime.loop.end_of_turn import Deadlines, EndOfTurn
 def _letters(
     storage: Storage, looking: Storage, groups: Groups
 ) -> tuple[OwnerServer | None, OwnerClient | None]:
-    """Make the server for what other gateways ask of owners here, and the client of theirs. None:
-    there are no other gateways."""
+    """Make the server for requests of other gateways about owners here, and the client for requests
+    to theirs. None if there are never other gateways."""
     inbox = storage.inbox
     if inbox is None:
         return None, None
@@ -93,9 +95,10 @@ def _limiter_of(config: Config, pool: RatePool | None, counters: Counters) -> Li
 
 
 async def begin_log(log: DeliveryLog, config: Config, gateway: str) -> None:
-    """Begin to log in the data folder, unless the settings say no; what the start before left is
-    finished first. `gateway`: this process's name among others; empty: there are none, and it gets
-    one for the log. Nothing is raised: a log that cannot be written says so and counts."""
+    """Begin to log in the data folder, unless the settings say no; files of the previous start are
+    finished first. `gateway`: this process's name among others. Empty if there are none; it then
+    gets a name for the log. Nothing is raised: a log that cannot be written reports and counts
+    that."""
     if not config.delivery_log:
         return
     bounds = Bounds(
@@ -103,7 +106,7 @@ async def begin_log(log: DeliveryLog, config: Config, gateway: str) -> None:
         age_s=config.delivery_log_age_s,
         file_bytes=min(config.delivery_log_file_bytes, config.delivery_log_bytes_max // 4),
         file_s=config.delivery_log_file_s,
-        # Publishing stops at the reserve; the log must not be what takes it there.
+        # Publishing stops at the reserve, and the log must not use up the disk until then.
         free_bytes_min=2 * config.free_bytes_reserve,
     )
     name = gateway or secrets.token_hex(8)
@@ -111,10 +114,10 @@ async def begin_log(log: DeliveryLog, config: Config, gateway: str) -> None:
 
 
 class Broker:
-    """The parts of one gateway. `on_fatal` is called when the storage can no longer be trusted
-    (R31): the process must end and start again from the file. `pool`: where rates are shared with
-    others; None: there are none. `may_be_away`: part of the storage, and it is started all the
-    same."""
+    """The parts of one gateway. `on_fatal` of `open` is called when the storage can no longer be
+    trusted (R31): the process must end and start again from the file. `pool`: the place where rates
+    are shared with other gateways; None if there are none. `may_be_away`: whether the broker starts
+    although a part of the storage does not answer."""
 
     _clusters: Callable[[Principal | None], Awaitable[list[ClusterDescription]]] | None = None
 
@@ -169,15 +172,15 @@ class Broker:
         self.hit_rates: dict[str, HitRateSource] = self._caches()
         """Hit rates of all caches; the server adds those of its own parts."""
         self.metrics = self._measuring_of(config)
-        self.backups: Backups | None = None  # None: what it keeps is not in files of this machine
+        self.backups: Backups | None = None  # None: no data is in files of this machine
         self.keyring: Keyring | None = None  # None: nothing here is sealed
         self.audit = Audit(None, None, wall=time.time)
-        """Where it notes what is done without an operator; set by whoever keeps a trail."""
+        """Trail for acts without an operator; set by the owner of a trail."""
         self._rest = AsyncExitStack()
         """Resources that are closed last."""
 
     def _context_of(self, looking: Storage) -> DeliveryContext:
-        """Compose what all owned partitions of this gateway share."""
+        """Compose the context that all owned partitions of this gateway share."""
         return DeliveryContext(
             looking,
             self.tail,
@@ -256,7 +259,7 @@ class Broker:
 
     @classmethod
     async def open(cls, config: Config, *, on_fatal: Callable[[str], None]) -> "Broker":
-        """A started broker over the stores that the settings name.
+        """Open and start a broker over the stores that the settings name.
 
         Raises:
             TocsinError: a store cannot be opened; the text says what to do.
@@ -288,12 +291,12 @@ class Broker:
 
     @property
     def gateway(self) -> str:
-        """The name of this gateway; "": there are never others."""
+        """Name of this gateway; "" if there are never others."""
         return self.groups.presence.gateway
 
     @property
     def gateways(self) -> tuple[str, ...]:
-        """The names of all live gateways, this one included; empty: there are never others."""
+        """Names of all living gateways, this one included; empty if there are never others."""
         return self.groups.presence.live()
 
     @property
@@ -303,7 +306,7 @@ class Broker:
 
     @property
     def end_of_turn(self) -> EndOfTurn:
-        """The queue of what runs at the end of the present callback of the event loop."""
+        """The queue of work for the end of the present callback of the event loop."""
         return self.tail.end_of_turn
 
     # --- Life ----------------------------------------------------------------------------------
@@ -312,7 +315,7 @@ class Broker:
         """Finish what a crash interrupted, then work.
 
         Raises:
-            Refused: storage_unavailable: the storage is not the one of this catalog (P13).
+            Refused: storage_unavailable when the storage is not the one of this catalog (P13).
         """
         await check_storage(self.storage, self.metadata)
         self.storage.on_certified(self.publisher.commits.on_certified)
@@ -330,7 +333,7 @@ class Broker:
             self.counting.forget(queue.queue_id, group.group_id if group is not None else None)
             self.queue_stats.on_change(queue.queue_id)
         if deleted and group is not None:
-            self._touch(queue)  # what only this group had not settled may go
+            self._touch(queue)  # messages that only this group had not settled may go
         if deleted and group is None:
             self.readers.queue_deleted(queue.queue_id)
             self.publisher.forget_queue(queue.queue_id)
@@ -347,8 +350,8 @@ class Broker:
         self._availability.leave()
 
     async def drain(self) -> None:
-        """Be not ready, and answer the pulls that wait. Sessions are sent away by the server, at
-        the same time."""
+        """Be not ready, and answer the waiting pulls. The server sends sessions away at the same
+        time."""
         self._availability.leave()
         self.pulls.drain()
 
@@ -378,21 +381,22 @@ class Broker:
         await self._rest.aclose()
 
     async def ready(self) -> list[str]:
-        """Return why the gateway is not ready, one sentence each; empty: it is ready."""
+        """Return why the gateway is not ready, one sentence each; [] if it is ready."""
         return await self._availability.reasons()
 
     # --- Queues --------------------------------------------------------------------------------
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
-        """Raises Refused(queue_not_found)."""
+        """Return the queue of this name. Raises Refused(queue_not_found)."""
         return self.metadata.find_queue(principal, name)
 
     async def queue_for_publish(
         self, principal: Principal, name: str, messages: Sequence[Message]
     ) -> Queue:
-        """Finds it, or where auto_create is on creates it for messages of which one can be stored;
-        for others nothing is made: the queue returned only says to each what is wrong (P12). One
-        that was deleted a while ago is returned for its dead letters to take what arrives."""
+        """Find the queue. If auto_create is on, create it for messages of which one can be stored.
+        For others nothing is created: the returned queue only serves to tell each what is wrong
+        (P12). Without auto_create, a queue that was deleted lately is returned so that its dead
+        letters take the messages. Raises Refused(queue_not_found)."""
         try:
             return await find_queue(self.metadata, principal, name)
         except Refused as error:
@@ -413,15 +417,15 @@ class Broker:
         settings: QueueSettings,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """Create it (True), or find it as it is (False). Raises Refused: as Metadata.put_queue."""
+        """Create it (True), or find it as it is (False). Raises Refused like Metadata.put_queue."""
         return await self.changes.create_queue(principal, name, settings, named)
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
-        """Delete it with its messages and groups."""
+        """Delete a queue with its messages and groups."""
         return await self.changes.delete_queue(principal, name)
 
     async def _dead_letter_queue(self, queue: Queue) -> Queue:
-        """The queue for dead letters of a queue, made when it is missing."""
+        """Find the queue for dead letters of a queue, or create it."""
         principal = Principal(queue.holder, queue.tenant)
         name = dead_letter_name(queue)
         try:
@@ -447,9 +451,10 @@ class Broker:
         named: frozenset[str] = frozenset(),
         deletes_max: int | None = None,
     ) -> tuple[Group, bool]:
-        """Create it, durably with all its cursors (R11), or find it as it is (False). `start` None:
-        that of the settings. Raises Refused(would_delete): more than `deletes_max` messages would
-        leave the queue, because they were kept for the first group; None: nobody asks how many."""
+        """Create a group, durably with all its cursors (R11), or find it as it is (False). `start`
+        None: that of the settings. Raises Refused(would_delete) if more than `deletes_max` messages
+        would leave the queue, because they were kept for the first group; with None there is no
+        such check."""
         asked = settings.start if start is None else start
         if deletes_max is not None and asked != "earliest":
             await self._check_beginning(principal, queue, name, asked, deletes_max)
@@ -478,9 +483,9 @@ class Broker:
         deletes_max: int | None = None,
         begin: Begin | None = None,
     ) -> Removed:
-        """Delete it with its cursors; returns what goes with it. `row`: see Metadata.delete_group.
-        `deletes_max` None: nobody asks how much that is. `begin` is awaited before. Raises
-        Refused(would_delete): more messages."""
+        """Delete a group with its cursors; return what goes with it. `row`: as in
+        Metadata.delete_group. `begin` is awaited before. Raises Refused(would_delete) if more than
+        `deletes_max` messages would go; with None there is no such check."""
         removed = Removed()
         if deletes_max is not None:
             group = self.metadata.find_group(principal, queue, name)
@@ -507,7 +512,7 @@ class Broker:
         deletes_max: int | None = None,
         begin: Begin | None = None,
     ) -> Removed:
-        """Set the cursors of a group anew: `Upkeep.seek`."""
+        """Set the cursors of a group anew, as `QueueOperations.seek` says."""
         return await self.upkeep.seek(
             principal, queue, name, to, deletes_max=deletes_max, begin=begin
         )
@@ -525,18 +530,18 @@ class Broker:
         return await self._describer.group(principal, queue, name)
 
     async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
-        """A backup of everything in this folder, while work goes on; its manifest."""
+        """Back everything up to this folder, while work goes on; return the manifest."""
         if self.backups is None:
             raise Refused("invalid_request", "this broker keeps nothing in files of this machine")
         return await self.backups.make(folder, progress)
 
     async def clusters(self, who: Principal | None) -> ClusterList:
-        """The storage clusters; none where messages are in files of this machine. `who`: of whose
-        tenant queues are counted; None: all."""
+        """Describe the storage clusters; none if messages are in files of this machine. `who`:
+        whose tenant's queues are counted; None for all."""
         return ClusterList(clusters=await self._clusters(who) if self._clusters is not None else [])
 
     async def describe(self) -> dict[str, object]:
-        """The whole broker, for `tocsin admin status`."""
+        """Describe the whole broker, for `tocsin admin status`."""
         try:
             not_ready = await self.ready()
         except TocsinError as error:

@@ -1,6 +1,6 @@
-"""The settings of `tocsin serve`: environment, flags, defaults, and a sentence for what is wrong.
+"""The settings of `tocsin serve`: environment, flags, defaults, and a sentence for each error.
 
-`gateway.settings` has them. A flag goes before the environment.
+`gateway.settings` has the table. A flag goes before the environment.
 """
 
 import difflib
@@ -46,37 +46,40 @@ _MASTER_KEYS: Final = ("master_key", "master_key_file", "master_key_provider")
 
 
 class ConfigError(Exception):
-    """A setting is wrong. The text is one sentence that names it, what it was, what it may be."""
+    """Error: a setting is wrong. The text is one sentence that names it, its value, and what it may
+    be."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway runs with. Made by `load`, or directly where values are known to be right."""
+    """The settings of a gateway. `load` makes it, or a caller with values that are known to be
+    right."""
 
     host: str = "127.0.0.1"
     port: int = 8080
-    """0: any free one; the start line says which."""
+    """0 for any free port; the start line names it."""
     data_dir: Path
     storage: str = SQLITE
     metadata: str = IN_PROCESS
-    """Or addresses of the metadata service, separated by blanks."""
+    """IN_PROCESS, or addresses of the metadata service, separated by blanks."""
     metadata_token: str | None = None
-    """What the metadata service wants to be shown."""
+    """Token of the metadata service."""
     metadata_ca_file: Path | None = None
-    """Whose certificates the metadata service may have. None: those that this machine trusts."""
+    """File with the authorities of the metadata service's certificates; None for those that this
+    machine trusts."""
     token: str | None = None
     tls_cert: Path | None = None
-    """With `tls_key`: everybody comes over TLS."""
+    """Certificate; with `tls_key` every client comes over TLS."""
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     plain: bool = False
-    """Other machines may come without TLS."""
+    """Whether other machines may come without TLS."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks."""
     client_certificate_header: str | None = None
     auth: str = AUTO
-    """REQUIRED: credentials are wanted also without a token."""
+    """REQUIRED if credentials are needed also without a token."""
     jwt_keys: str | None = None
-    """A path or an https address; with `jwt_audience`."""
+    """A path or an https address; requires `jwt_audience`."""
     jwt_audience: str | None = None
     jwt_issuer: str | None = None
     jwt_algorithms: tuple[str, ...] = ("EdDSA", "ES256", "RS256")
@@ -85,22 +88,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     jwt_tenant_claim: str = "tocsin_tenant"
     jwt_refresh_s: float = 300.0
     auto_create: bool = False
-    """Publishing to an unknown queue creates it."""
+    """Whether publishing to an unknown queue creates it."""
     origins: tuple[str, ...] = ()
-    """Web origins whose pages may talk to the broker, beside its own."""
+    """Web origins whose pages may talk to the broker, in addition to its own."""
     free_bytes_reserve: int = limits.FREE_BYTES_RESERVE
     drain_s: float = limits.DRAIN_S
-    """From SIGTERM, and what `drain_notice_s` says, to the exit, at the latest."""
+    """Seconds from SIGTERM and the `drain_notice_s` after it to the exit, at the latest."""
     drain_notice_s: float = 0.0
-    """So long after SIGTERM connections are still taken, and balancers told not to send any."""
+    """Seconds after SIGTERM during which connections are still accepted, while balancers learn that
+    the gateway is not ready."""
     log_level: str = "info"
     heartbeat_s: float = limits.HEARTBEAT_S
     encryption: bool = True
-    """Payloads are sealed where they are stored."""
+    """Whether payloads are sealed where they are stored."""
     master_key: tuple[bytes, ...] = ()
-    """The first is in use, the others are former ones."""
+    """Keys, the first of which is in use; the others are former ones."""
     master_key_file: Path | None = None
-    """None, and neither of the others: gateway.encryption.master_key.default_master_key_file."""
+    """None, if the other two are unset, for
+    gateway.encryption.master_key.default_master_key_file."""
     master_key_provider: str | None = None
     usage: bool = True
     usage_bytes_max: int = USAGE_BYTES_MAX
@@ -111,41 +116,41 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     delivery_log_file_bytes: int = limits.LOG_FILE_BYTES
     delivery_log_file_s: float = limits.LOG_FILE_S
     otel: bool = False
-    """Spans go to OpenTelemetry, for requests that name a trace."""
+    """Whether spans go to OpenTelemetry, for requests that name a trace."""
     alert_webhooks: dict[str, str] = {}
-    """Addresses that alerts may be told to, by name."""
+    """Addresses that alerts may be sent to, by name."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
-    """None: there is no port for metrics alone."""
+    """Port for metrics alone; None for no such port."""
     metrics_token: str | None = None
-    """What that port wants to be shown. None: nothing."""
+    """Token of that port; None if everybody may scrape."""
     metrics_queues_max: int = limits.METRICS_QUEUES_MAX
     metrics_groups_max: int = limits.METRICS_GROUPS_MAX
     limit_principal: str = ""
-    """As gateway.limits.spec writes limits."""
+    """Limits, in the form of gateway.limits.spec."""
     limit_address: str = limit_values.ADDRESS_DEFAULT
     limit_queue: str = ""
+    """Limits of queues whose settings do not have their own."""
     limit_session: str = limit_values.SESSION_DEFAULT
-    """For queues whose settings do not say their own."""
 
     @property
     def master_key_settings(self) -> MasterKeySettings:
-        """Where the master key is."""
+        """Place of the master key."""
         return MasterKeySettings(self.master_key, self.master_key_file, self.master_key_provider)
 
     @property
     def needs_credentials(self) -> bool:
-        """Whether nobody is let in without."""
+        """Whether every client needs credentials."""
         return self.token is not None or self.jwt_keys is not None or self.auth == REQUIRED
 
     @property
     def metadata_urls(self) -> tuple[str, ...]:
-        """Of the metadata service; (): the catalog is where the messages are."""
+        """Addresses of the metadata service; () if the catalog is where the messages are."""
         return () if self.metadata == IN_PROCESS else tuple(self.metadata.split())
 
     @property
     def storage_shown(self) -> str:
-        """Without a password."""
+        """The store's address without a password."""
         if self.storage == SQLITE:
             return SQLITE
         return " ".join(target.shown for target in redis_target.parse_all(self.storage))
@@ -167,7 +172,8 @@ def is_loopback(host: str) -> bool:
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
-    """`$XDG_DATA_HOME/tocsin`, else `~/.local/share/tocsin`: the same wherever it is started."""
+    """Return `$XDG_DATA_HOME/tocsin`, else `~/.local/share/tocsin`, wherever the process is
+    started."""
     base = environ.get("XDG_DATA_HOME", "")
     # The XDG specification: a relative path there is to be ignored.
     root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
@@ -177,7 +183,8 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
 def load(
     environ: Mapping[str, str], flags: Mapping[str, str | None] | None = None
 ) -> tuple[Config, list[str]]:
-    """The settings, and warnings (a sentence each). `flags` has texts by field name.
+    """Read the settings; return them, and warnings (a sentence each). `flags` has texts by field
+    name.
 
     Raises:
         ConfigError: the first setting that is wrong, in the table's order.
@@ -213,7 +220,7 @@ def _shown(setting: Setting, text: str) -> str:
         return "empty"
     if setting.is_secret:
         return f"a text of {len(text)} characters"
-    # A URL may hold a password; what comes before it shows well enough what was meant.
+    # A URL may hold a password; its beginning shows well enough what was meant.
     scheme, separator, _ = text.partition("://")
     if separator and "@" in text:
         return repr(f"{scheme}://…")
@@ -327,13 +334,14 @@ def _doubts(config: Config) -> list[str]:
 
 
 def _is_readable(url: str) -> bool:
-    """Whether what is said there can be read on the way."""
+    """Whether requests to this URL can be read on the way."""
     parts = urlsplit(url)
     return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
 
 def describe(config: Config) -> dict[str, object]:
-    """What is in effect, for the log at start and for `tocsin admin status`; no secrets."""
+    """Return the settings in effect, for the log at start and for `tocsin admin status`; no
+    secrets."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown: dict[str, object] = {
         setting.field: getattr(config, setting.field)

@@ -1,16 +1,16 @@
-"""Counters since this gateway began: of queues, what was published; of groups, their tally; of
-caches, hits and misses.
+"""Counters since this gateway began: of queues, the publishes; of groups, their tally; of caches,
+hits and misses.
 
 Queues and groups are counted per record, push and range, never per message of the ordinary case.
 There are no rates: a reader takes the difference of two readings.
 
-`tocsin admin status` shows how often caches answer. A cache takes part with two lines, and adds to
-the numbers itself:
+`tocsin admin status` shows the hit rates of caches. A cache takes part with two lines, and counts
+itself:
 
     self.hit_rate = HitRate()
     broker.hit_rates["jwts"] = cache.hit_rate
 
-A function with `functools.lru_cache` counts by itself: FunctionHitRate shows it.
+A function with `functools.lru_cache` counts by itself; FunctionHitRate shows it.
 """
 
 import time
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
 
 OF_QUEUES: Final = ("published", "published_bytes", "duplicates", "refused", "unknown")
-"""The plain counters of Published."""
+"""Names of the plain counters of PublishCounters."""
 
 
 @dataclass(slots=True)
 class PublishCounters:
-    """Monotonic counters of what publishers sent to a queue, and what became of it."""
+    """Monotonic counters of publishes to a queue, and of their outcomes."""
 
     published: int = 0
     published_bytes: int = 0
@@ -41,16 +41,17 @@ class PublishCounters:
     duplicates: int = 0
     refused: int = 0
     unknown: int = 0
-    """Messages of which nobody knows whether they are stored; their publisher was told so."""
+    """Messages that may be stored or not; their publisher was informed of that."""
     certify_s: Histogram = field(default_factory=Histogram)
-    """From accepted to certified, of what was stored: of a record's messages that of the first."""
+    """Seconds from accepted to certified, of stored messages; for a record those of its first
+    message."""
     read: int = 0
-    """Messages that readers were given, counted once for each of them."""
+    """Messages that readers were given; one counts once for each reader."""
     read_s: Histogram = field(default_factory=Histogram)
-    """From certified to handed to a reader, of what they were given as it came."""
+    """Seconds from certified to handed to a reader, of messages that readers got as they came."""
 
     def merge(self, other: "PublishCounters") -> None:
-        """Add what another one has counted."""
+        """Add the counts of another one."""
         for name in OF_QUEUES:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.certify_s.merge(other.certify_s)
@@ -74,7 +75,7 @@ class PublishCounters:
                 self.published_bytes += length
 
     def count_failed(self, count: int, error: TocsinError) -> None:
-        """Count messages none of which was stored, or of which nobody knows."""
+        """Count messages of which none was stored, or whose fate is unknown."""
         if isinstance(error, Unknown):
             self.unknown += count
         else:
@@ -82,7 +83,7 @@ class PublishCounters:
 
 
 class Counters:
-    """The counters of all queues and groups of a gateway, made when they are first asked for."""
+    """The counters of all queues and groups of a gateway, created by the first call for each."""
 
     def __init__(self) -> None:
         self.since_unix_ms = int(time.time() * 1000)
@@ -125,7 +126,8 @@ class Counters:
         return self._groups
 
     def forget(self, queue_id: str, group_id: str | None) -> None:
-        """Forget a deleted group or, where that is None, queue. Not there: nothing happens."""
+        """Forget a deleted group, or a queue if the group is None. Nothing happens if it has no
+        counters."""
         counted: PublishCounters | Tally | None
         if group_id is None:
             counted = self._queues.pop(queue_id, None)
@@ -151,8 +153,8 @@ class HitRate:
     misses: int = 0
 
     def shown(self) -> dict[str, object]:
-        """Show hits, misses and the share of hits, from 0 to 1; null: it was never asked."""
-        hits = max(0, self.hits)  # some are taken for hits first, and found to be none
+        """Show hits, misses and the share of hits, from 0 to 1; null if it was never used."""
+        hits = max(0, self.hits)  # some count as hits first, and are found to be none
         asked = hits + self.misses
         rate = round(hits / asked, 4) if asked else None
         return {"hits": hits, "misses": self.misses, "rate": rate}

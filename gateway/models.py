@@ -1,8 +1,8 @@
-"""What rooms of the gateway share: who is let in, what operators ask for and are shown of queues,
+"""Types that rooms of the gateway share: admissions, operators' requests, descriptions of queues,
 groups, keys and sessions, and messages as a pull over HTTP returns them.
 
-All times are unix milliseconds. All counters grow from `since_unix_ms` on: a rate is the difference
-of two looks.
+All times are unix milliseconds. All counters grow from `since_unix_ms` on, so a rate is the
+difference of two readings.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from push.message import headers_without_groups
 from push.places import Verb
 
 Transport = Literal["websocket", "long-poll", "pull"]
-"""How an owner is reached; pulls are requests over HTTP, of nobody in particular."""
+"""Way to reach an owner; pulls are requests over HTTP, of no client in particular."""
 
 PartitionWaits = Literal[
     "",
@@ -40,7 +40,7 @@ PartitionWaits = Literal[
     "commit",
     "read",
 ]
-"""What a partition of a group waits for: see docs/http.md."""
+"""Reason why a partition of a group waits: see docs/http.md."""
 
 
 class QueueCounters(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +48,12 @@ class QueueCounters(msgspec.Struct, frozen=True, kw_only=True):
 
     since_unix_ms: int
     published: int
-    """Messages that were stored, dead letters and redriven ones among them."""
+    """Messages that were stored, including dead letters and redriven ones."""
     published_bytes: int
     duplicates: int
     refused: int
     unknown: int
-    """Messages of which nobody knows whether they are stored; their publisher was told so."""
+    """Messages that may be stored or not; their publisher was informed of that."""
 
 
 class GroupCounters(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,31 +62,32 @@ class GroupCounters(msgspec.Struct, frozen=True, kw_only=True):
     since_unix_ms: int
     given: int
     redelivered: int
-    """Of these, at least so many had been given before."""
+    """At least this many of the given messages had been given before."""
     settled: int
     nacked: int
     rejected: int
-    """Of these, for good: their consumers said that no further attempt can help."""
+    """Messages nacked for good: their consumers said that no further attempt can help."""
     expired: int
     """Leases that ended by time."""
     dead_lettered: int
     parked: int
-    """Keys, each time one was parked."""
+    """Number of times that a key was parked."""
 
 
 class OwnerDescription(msgspec.Struct, frozen=True, kw_only=True):
     """The consumer that is given a partition's messages."""
 
     consumer: str
-    """As `members` names it; `pulls`: whoever pulls."""
+    """Name in `members`; `pulls` for all clients that pull."""
     session: str | None = None
     subscription: int | None = None
     client: str | None = None
-    """What its `hello` called it."""
+    """Name that its `hello` gave."""
     transport: Transport | None = None
-    """null: it has none, and its session lingers."""
+    """null if it has none, while its session lingers."""
     unresponsive: bool = False
-    """Its leases end without a sign of its handlers: others get its partitions, if any work."""
+    """Whether its leases end without a sign of its handlers; others get its partitions, if any
+    work."""
 
 
 class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,10 +96,10 @@ class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
     owner: OwnerDescription | msgspec.UnsetType | None = msgspec.UNSET
     member: str | msgspec.UnsetType | None = msgspec.UNSET
-    """Whose it is, or is to be, at whichever gateway; null: nobody's."""
+    """The consumer that has it, or is to have it, at any gateway; null if there is none."""
     epoch: int
     next_offset: int
-    """Everything below is settled, in flight or waits in memory or aside."""
+    """Every message below is settled, in flight or waits in memory or aside."""
     certified: int
     lag: int
     in_flight: int
@@ -122,7 +123,7 @@ class QueueGroup(msgspec.Struct, frozen=True, kw_only=True):
     aside: int
     keys_parked: int
     oldest_unix_ms: int | None
-    """When the oldest message was published that it has not settled; null: it has settled all."""
+    """Publish time of the oldest message that it has not settled; null if it has settled all."""
     counters: GroupCounters
 
 
@@ -131,8 +132,8 @@ class DeadLetterQueue(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     messages: int | None
-    """That are retained there; null: it is made for the first dead letter, or a storage cluster
-    that has some of it does not answer."""
+    """Number of messages retained there. null: it is created for the first dead letter, or a
+    storage cluster that has some of it does not answer."""
 
 
 class QueuePartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +147,7 @@ class QueuePartition(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     bytes: int
     cluster: str | msgspec.UnsetType = msgspec.UNSET
-    """The storage cluster that has it; left out: the broker has one storage."""
+    """The storage cluster that has it; left out if the broker has one storage."""
 
 
 class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,23 +155,23 @@ class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     zone: str
-    """Where it stands; "": nobody said."""
+    """Zone of the cluster; "" if none was configured."""
     state: Literal["well", "hot", "away"]
-    """What a manager has found: new partitions go to it, have too little room there, or it does not
-    answer. Where none has looked yet, as if it was well."""
+    """A manager's finding: `well` takes new partitions, `hot` has too little room, `away` does not
+    answer. `well` if no manager has looked yet."""
     since_unix_ms: int | None
-    """Since when it is so; null: no manager has looked yet."""
+    """Time since which it is in this state; null if no manager has looked yet."""
     why: str
-    """Why it is away; "": it is not."""
+    """Why it is away; "" if it is not."""
     used_bytes: int | None
-    """Of memory, in its fullest primary; null: no manager has looked yet."""
+    """Memory used in its fullest primary; null if no manager has looked yet."""
     bound_bytes: int | None
-    """0: it has none."""
+    """Bound of that memory; 0 if it has none."""
     answers: bool
-    """To this gateway, within the last seconds."""
+    """Whether it answered this gateway within the last seconds."""
     has_catalog: bool
     queues: int
-    """That have partitions there."""
+    """Number of queues that have partitions there."""
     partitions: int
 
 
@@ -202,13 +203,13 @@ class SubscriptionDescription(msgspec.Struct, frozen=True, kw_only=True, omit_de
     credit: CreditDescription
     in_flight: int | None = None
     partitions: list[int] | None = None
-    """Which it owns."""
+    """Partitions that it owns."""
     unresponsive: bool | None = None
-    """true: its leases end without a sign of its handlers, and others get its partitions."""
+    """Whether its leases end without a sign of its handlers, so that others get its partitions."""
     keys: int | None = None
-    """How many it asked for; left out: it reads every one."""
+    """Number of keys that it requested; left out if it reads every one."""
     behind: list[int] | None = None
-    """The partitions where it is not at the tail."""
+    """Partitions where it is not at the tail."""
 
 
 class SessionDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,18 +217,19 @@ class SessionDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     session: str
     client: str | None
-    """What its `hello` called it."""
+    """Name that its `hello` gave."""
     principal: str
     transport: Transport | None
-    """null: it has none, and ends at `linger_until_unix_ms` if its client does not come back."""
+    """null if it has none; it ends at `linger_until_unix_ms` if its client does not come back."""
     linger_s: float
     linger_until_unix_ms: int | None
     draining: bool
     opened_unix_ms: int
     heard_unix_ms: int
-    """When the client was heard of last."""
+    """Time at which something was received from the client last."""
     unsent_bytes: int
-    """Frames that wait for its transport to take them, or by long poll for the next poll."""
+    """Bytes of frames that wait for its transport to take them, or by long poll for the next
+    poll."""
     subscriptions: list[SubscriptionDescription]
 
 
@@ -236,11 +238,11 @@ class SessionList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     sessions: list[SessionDescription]
     gateway: str = ""
-    """The gateway that answers; left out: there are never others."""
+    """The gateway that answers; left out if there are never others."""
     gateways: tuple[str, ...] = ()
-    """All that are there, with this one: the others have sessions of their own."""
+    """All living gateways, with this one; the others have sessions of their own."""
     next: str | None = None
-    """There are more: ask again with `?after=<this>`."""
+    """Value for `?after=<this>` to get more; left out if there are no more."""
 
 
 # --- Keys ---------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ KeyWaits = Literal[
     "unknown",
     "nothing",
 ]
-"""What a key waits for: see docs/http.md."""
+"""Reason why a key waits: see docs/http.md."""
 
 
 class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,14 +285,14 @@ class HeadDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     offset: int
     id: str | None
-    """null, as the times: it is no longer retained."""
+    """null, like the times, if it is no longer retained."""
     published_unix_ms: int | None
     expires_unix_ms: int | None
-    """0: never."""
+    """Expiry time; 0 if it never expires."""
     attempts: int
-    """Those that failed and are counted."""
+    """Number of failed attempts that are counted."""
     nack: str | None
-    """The reason that its last nack gave; null: none did."""
+    """The reason of its last nack; null if there was none."""
     in_flight: LeaseDescription | None
 
 
@@ -300,7 +302,7 @@ class KeyMessages(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     waiting: int
     dying: int = 0
-    """On their way to the dead letters."""
+    """Number of messages on their way to the dead letters."""
 
 
 class KeyInGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,26 +310,27 @@ class KeyInGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     group: str
     owner: OwnerDescription | None
-    """Who is given the messages of its partition; null: nobody here."""
+    """The consumer that is given the messages of its partition; null if there is none here."""
     epoch: int | None
-    """Under which number; null: nobody owns it here."""
+    """Epoch of that owner; null if the partition has no owner here."""
     waits_for: KeyWaits
     also: list[KeyWaits]
-    """What would hold it up besides."""
+    """Other reasons that would hold it up, too."""
     text: str
-    """The same for people."""
+    """The reasons in words, for people."""
     since_unix_ms: int | None
-    """When it was given, or parked; null: not known. The head's `published_unix_ms` is a bound."""
+    """Time at which it was given, or parked; null if unknown. The head's `published_unix_ms` is a
+    bound."""
     until_unix_ms: int | None
-    """When its lease or its backoff ends, at the earliest."""
+    """Earliest end of its lease or its backoff."""
     head: HeadDescription | None
-    """null: there is none, or (`is_exact` false) none was found."""
+    """null if there is none, or (`is_exact` false) none was found."""
     before: int | None
-    """At most so many messages of the partition are given before it; null: none is."""
+    """At most this many messages of the partition are given before it; null if none is given."""
     messages: KeyMessages
     is_exact: bool
-    """false: not all of the log was looked at. What is said of `head` is true all the same;
-    without one nothing is known, and `messages` counts what was found."""
+    """false if a part of the log was not read. The facts about `head` are true all the same;
+    without a head nothing is known, and `messages` counts what was found."""
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -342,7 +345,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     now_unix_ms: int
     groups: list[KeyInGroup]
     next: str | None = None
-    """There are more groups: ask again with `?after=<this>`."""
+    """Value for `?after=<this>` to get more groups; left out if there are no more."""
 
 
 class HeldKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -352,25 +355,25 @@ class HeldKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key_hash: str
     """16 hexadecimal digits."""
     reason: Literal["parked", "dead_letter", "backoff", "commit", "behind", "ready"]
-    """`ready`: nothing of its own holds it up."""
+    """`ready` if nothing of its own holds it up."""
     messages: int
-    """How many wait: not in flight."""
+    """Number of messages that wait and are not in flight."""
     attempts: int
-    """Failed attempts of the first one that waits."""
+    """Failed attempts of the first message that waits."""
     in_flight: int
     nack: str | None = None
-    """The reason that its last nack gave; left out: none did."""
+    """The reason of its last nack; left out if there was none."""
     key: str | None = None
-    """Its text; left out: there is none, or it is not known."""
+    """The key's text; left out if it has none, or it is unknown."""
     offset: int | None = None
-    """The first one that waits; left out: not known."""
+    """Offset of the first message that waits; left out if unknown."""
     until_unix_ms: int | None = None
-    """When its backoff ends, or the lease of what it waits behind."""
+    """End of its backoff, or of the lease of the message before it."""
     since_unix_ms: int | None = None
-    """When it was parked."""
+    """Time at which it was parked."""
     behind_offset: int | None = None
     is_exact: bool = True
-    """False: not all of the log was looked at, at least so many wait."""
+    """False if a part of the log was not read: at least this many messages wait."""
 
 
 class HeldKeys(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -378,10 +381,10 @@ class HeldKeys(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     keys: list[HeldKey]
     left_out: int = 0
-    """Messages that were tried and of which nobody here knows the key without reading more: the
-    group has no consumer."""
+    """Messages that were tried and whose key is unknown without reading more, because the group has
+    no consumer."""
     next: str | None = None
-    """There are more: ask again with `?after=<this>`."""
+    """Value for `?after=<this>` to get more keys; left out if there are no more."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -396,7 +399,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     given_unix_ms: int
     lease_until_unix_ms: int
     key: str | None = None
-    """Its text; left out: it has none, or is no longer retained."""
+    """The key's text; left out if it has none, or is no longer retained."""
 
 
 class LeaseList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -404,37 +407,38 @@ class LeaseList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     leases: list[Lease]
     next: str | None = None
-    """There are more: ask again with `?after=<this>`."""
+    """Value for `?after=<this>` to get more leases; left out if there are no more."""
 
 
 DETAIL: Final = (
     "no valid credentials: this broker wants a token that it knows, in the header "
     "Authorization: Bearer <token> or in a WebSocket's hello; `tocsin ticket` lets a browser in"
 )
-"""All that anybody learns who has none or wrong ones."""
+"""The only explanation that a client with no or wrong credentials gets."""
 
 
 class Admission(NamedTuple):
-    """What a credential that was presented amounts to, at that moment."""
+    """The access that a presented credential gives, at that moment."""
 
     principal: Principal
     lasts_s: float = inf
-    """So many seconds more; infinity: until its credential is revoked."""
+    """Seconds of access; infinity if it lasts until its credential is revoked."""
     rights: Rights = ALL_RIGHTS
     credential: str = "operator"
-    """What admits it, without any secret: whatever ends this ends all that it has admitted."""
+    """Name of the credential, without any secret: its end ends all that it has admitted."""
     is_cookie: bool = False
-    """By way of a cookie, which makes neither tickets nor cookies: access would never end."""
+    """Whether it came as a cookie, which makes neither tickets nor cookies: access would never
+    end."""
     limits: Limits = NONE
-    """What this credential may at most, beside what its principal and address may."""
+    """Limits of this credential, in addition to those of its principal and address."""
 
 
 class NotLetIn(Refused):
-    """A credential that is not good. `why` is a word for the audit trail and the log; whoever
-    presents it is told DETAIL, whatever is wrong."""
+    """Refusal of a credential that is not good. `why` is a word for the audit trail and the log.
+    The client gets DETAIL, whatever is wrong."""
 
     def __init__(self, why: str, credential: str | None = None) -> None:
-        """`credential`: the name of the one that was presented, where that is certain."""
+        """`credential`: name of the presented credential, if that is certain."""
         self.why = why
         self.credential = credential
         super().__init__("unauthorized", DETAIL)
@@ -448,10 +452,11 @@ class PulledMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     partition: int
     offset: int
     attempt: int
-    """1 for the first delivery."""
+    """Number of the attempt; 1 for the first delivery."""
     published_unix_ms: int
     lease_until_unix_ms: int
-    """By the gateway's clock: until then an ack, nack or extend of this receipt counts."""
+    """End of the lease by the gateway's clock; until then an ack, nack or extend of this receipt
+    counts."""
     key: str | None = None
     body: msgspec.Raw | None = None
     body_base64: str | None = None
@@ -460,21 +465,21 @@ class PulledMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class PullSettled(msgspec.Struct, frozen=True, kw_only=True):
-    """What an ack, nack or extend by receipts did."""
+    """Result of an ack, nack or extend by receipts."""
 
     settled: int
     stale: list[str]
-    """Receipts of deliveries that have ended: settled by somebody else, expired, given anew."""
+    """Receipts of deliveries that have ended: settled by another client, expired, given anew."""
     invalid: list[str]
-    """Receipts that this broker did not give, for this group."""
+    """Receipts that this broker did not give for this group."""
 
 
 _DIGITS_MAX: Final = 18
-"""int() of a long text is slow, and refuses 4,300 digits with a ValueError."""
+"""Bound for int(), which is slow with a long text, and refuses 4,300 digits with a ValueError."""
 
 
 def whole_number(text: str) -> int | None:
-    """The number that these ASCII digits are, below 10^18; None: they are none."""
+    """Return the number of these ASCII digits, below 10^18; None if they are none."""
     if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX:
         return int(text)
     return None
@@ -483,11 +488,11 @@ def whole_number(text: str) -> int | None:
 SeekTo = Literal["earliest", "latest"] | tuple[Literal["unix_ms", "offset"], int]
 
 BackupProgress = Callable[[str, int, int], None]
-"""(what is being done, how much of it is done, how much there is); from any thread."""
+"""(the present task, how much of it is done, how much there is); called from any thread."""
 
 
 class Place(NamedTuple):
-    """Where a look goes on. As text `4-130`: partition 4, offset 130."""
+    """The place where a look goes on. As text `4-130`: partition 4, offset 130."""
 
     partition: int
     offset: int
@@ -497,7 +502,7 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Place":
-        """The place of such a text. Raises Refused(invalid_request)."""
+        """Parse such a text. Raises Refused(invalid_request)."""
         first, _, second = text.partition("-")
         partition, offset = whole_number(first), whole_number(second)
         if partition is None or offset is None:
@@ -509,7 +514,7 @@ _HASH_DIGITS: Final = 16
 
 
 class HeldPlace(NamedTuple):
-    """Where a list of keys goes on: behind a key of a partition, by its hash. As text
+    """The place where a list of keys goes on: after a key of a partition, by its hash. As text
     `4-00c0ffee00c0ffee`."""
 
     partition: int
@@ -520,7 +525,7 @@ class HeldPlace(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "HeldPlace":
-        """The place of such a text. Raises Refused(invalid_request)."""
+        """Parse such a text. Raises Refused(invalid_request)."""
         partition, _, digits = text.partition("-")
         try:
             if len(digits) != _HASH_DIGITS or digits.strip("0123456789abcdef"):
@@ -532,14 +537,14 @@ class HeldPlace(NamedTuple):
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message as it stands in its queue. `body` holds the bytes that were published (P2)."""
+    """A message as it is stored in its queue. `body` holds the bytes that were published (P2)."""
 
     id: str
     partition: int
     offset: int
     published_unix_ms: int
     expires_unix_ms: int = 0
-    """0: never."""
+    """Expiry time; 0 if it never expires."""
     key: str | None = None
     body: msgspec.Raw | None = None
     body_base64: str | None = None
@@ -561,7 +566,7 @@ class Peeked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     messages: list[PeekedMessage]
     next: str | None = None
-    """There may be more: look again `after` this place. Left out: that was all."""
+    """Value for `after` to look at more messages; left out if there are no more."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -569,7 +574,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     group: str | msgspec.UnsetType = msgspec.UNSET
-    """Left out: the rights of whoever asks show no groups."""
+    """The group; left out if the client's rights show no groups."""
     partition: int
     offset: int
 
@@ -582,24 +587,24 @@ class FoundDeadLetter(Shown, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
     attempts: int
     nack: str | None = None
-    """What its last nack gave as the reason."""
+    """The reason of its last nack."""
     earlier: list[Origin] = []
-    """Where it was a message before, if it was a dead letter there already: the first one first."""
+    """Earlier places, the first one first, if it was a dead letter there already."""
 
 
 class FoundDeadLetters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Dead letters of one queue."""
 
     queue: str
-    """The queue that they stand in, whether or not it is there yet."""
+    """Name of their queue, whether or not it exists yet."""
     messages: list[FoundDeadLetter]
     next: str | None = None
-    """There may be more: look again `after` this place. Left out: that was all."""
+    """Value for `after` to look at more letters; left out if there are no more."""
 
 
 def without_groups(found: FoundDeadLetters) -> FoundDeadLetters:
-    """The same letters without the groups in which each has died, now and before, and without the
-    words of these."""
+    """Return the letters without the groups in which each has died, now and before, and without the
+    nack reasons of these."""
     letters = [
         msgspec.structs.replace(
             letter,
@@ -618,7 +623,7 @@ class Redriven(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     messages: int
     next: str | None = None
-    """There may be more: go on `after` this place. Left out: that was all."""
+    """Value for `after` to go on; left out if there are no more."""
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
@@ -628,15 +633,15 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """Which messages are meant."""
+    """A selection of messages to look at."""
 
     limit: int
     partition: int | None = None
     offset: int = 0
-    """In `partition`, or in that of `key`."""
+    """First offset in `partition`, or in the partition of `key`."""
     key: str | None = None
     reason: str | None = None
-    """Of dead letters."""
+    """Reason of the dead letters to show."""
     after: Place | None = None
 
 
@@ -646,24 +651,24 @@ class ParkedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     partition: int
     key_hash: str
-    """16 hexadecimal digits: names it where it has no text."""
+    """16 hexadecimal digits; names the key if it has no text."""
     reason: str
     """`exhausted` or `rejected`."""
     since_unix_ms: int
     messages: int
-    """How many wait: the head and all behind it."""
+    """Number of messages that wait: the head and all after it."""
     attempts: int
-    """Those of the head."""
+    """Attempts of the head."""
     nack: str | None = None
-    """The reason that the last nack of the head gave; left out: none did."""
+    """The reason of the head's last nack; left out if there was none."""
     offset: int | None = None
-    """Of the head; left out: nothing waits there."""
+    """Offset of the head; left out if no message waits there."""
     key: str | None = None
-    """Its text; left out: the head has no key, or is no longer retained."""
+    """The key's text; left out if the head has no key, or is no longer retained."""
     expires_unix_ms: int | None = None
-    """When the time to live of the head is over; left out: it has none, or is not known."""
+    """End of the head's time to live; left out if it has none, or it is unknown."""
     is_exact: bool = True
-    """False: not all of the log was looked at, at least so many wait."""
+    """False if a part of the log was not read: at least this many messages wait."""
 
 
 class ParkedKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -671,18 +676,18 @@ class ParkedKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     keys: list[ParkedKey]
     keys_parked: int
-    """How many there are in all."""
+    """Number of all parked keys of the group."""
 
 
 class WhichKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The parked key that is meant: by its text, by its hash, or every one."""
+    """A choice of parked keys: one by its text, one by its hash, or every one."""
 
     key: str | None = None
     key_hash: int | None = None
     every: bool = False
 
     def __str__(self) -> str:
-        """For a sentence."""
+        """Name the key in a sentence."""
         return f"the key {self.key!r}" if self.key is not None else f"the key {self.key_hash:016x}"
 
 
@@ -691,7 +696,7 @@ class RefusedKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     partition: int
     keys: int
-    """How many."""
+    """Number of these keys."""
     code: str
     detail: str
 
@@ -701,8 +706,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     decision: Verb
     keys: list[ParkedKey]
-    """What it was about, as that was before."""
+    """The keys that were decided, as they were before."""
     keys_parked: int
-    """How many more there were that this call did not reach, or was refused: call again."""
+    """Number of further keys, which this call did not reach or which were refused: call again."""
     refused: list[RefusedKeys] = []
-    """Of these, those that were refused; left out: none was."""
+    """Refused keys among these; left out if there are none."""

@@ -1,9 +1,9 @@
-"""The process of `tocsin serve`: how it starts, what it listens to, and how it ends.
+"""The process of `tocsin serve`: its start, its listeners, and its end.
 
 start    bind, open the broker, answer the admin socket, accept, freeze the heap
-stop     on the first SIGTERM or SIGINT: say so to balancers for `drain_notice_s`; then close the
-         port, send sessions elsewhere, let what is under way be settled, write what is left,
-         exit 0, all within `drain_s` (P14)
+stop     on the first SIGTERM or SIGINT: be not ready for `drain_notice_s`, so that balancers
+         notice; then close the port, send sessions elsewhere, let work under way be settled, write
+         the rest, exit 0, all within `drain_s` (P14)
 at once  on the second signal; and with exit code 70 when the storage says that it does not
          know what its file holds (R31): starting anew from the file is the only safe way on
 """
@@ -58,21 +58,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tocsin.server")
 
 SWITCH_INTERVAL_S: Final = 0.0005
-"""The storage's writer gives the GIL up for each call into SQLite and asks for it back after it;
-a busy event loop hands it over only when this interval has passed. With Python's default of 5 ms
-a commit of ten statements would wait 50 ms for nothing."""
+"""Seconds. The storage's writer gives the GIL up for each call into SQLite and needs it back after
+it. A busy event loop hands it over only when this interval has passed. With Python's default of 5
+ms a commit of ten statements would wait 50 ms for nothing."""
 FILES_KEPT: Final = 256
 """Open files that are not sessions: the store, its WAL, the admin socket, requests, logs."""
 FINISH_S: Final = 2.0
-"""Of `drain_s`, kept for writing and closing after the sessions have gone."""
+"""Seconds of `drain_s` that are kept for writing and closing after the sessions have gone."""
 
 OnFatal = Callable[[str], None]
 Build = Callable[[Config, OnFatal], Awaitable[Broker]]
-"""Opens the broker. What it calls OnFatal with ends the process."""
+"""Opens the broker. A call of OnFatal ends the process."""
 
 
 class Server:
-    """A broker with its port and its admin socket, inside a running event loop. Made by `open`."""
+    """A broker with its port and its admin socket, inside a running event loop; `open` makes it."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Server:
         self.broker = broker
         self.credentials = credentials_of(config, broker.metadata)
         auth = self.credentials.auth
-        # What docs/protocol.md says: a ping after `heartbeat_s`, and the end after as long again.
+        # As in docs/protocol.md: a ping after `heartbeat_s`, and the end after as long again.
         timing = Timing(heartbeat_s=config.heartbeat_s, heartbeat_timeout_s=config.heartbeat_s)
         services = SessionServices(
             broker, auth, timing=timing, accounting=accounting, limiter=broker.limiter
@@ -142,12 +142,12 @@ class Server:
         on_fatal: OnFatal,
         pages: Pages = NO_PAGES,
     ) -> "Server":
-        """Everything open and accepting when this returns, nothing when it raises.
+        """Open everything; it accepts when this returns, and nothing is open when this raises.
 
         Raises:
-            StartError: with a sentence that says what to do.
+            StartError: a sentence that says what to do.
         """
-        # First: what is wrong with files and ports is known at once.
+        # First, so that errors of files and ports are known at once.
         tls = Tls.of(config.tls_cert, config.tls_key, config.tls_client_ca)
         tracer = _tracer_of(config)
         bound = bind(config.host, config.port)
@@ -163,7 +163,7 @@ class Server:
             bound.close()
             raise
         try:
-            # The broker holds the data folder: what is there is a dead one's.
+            # The broker holds the data folder, so open lines there are of a dead process.
             accounting = await asyncio.to_thread(_open_accounting, config)
         except OSError as error:
             bound.close()
@@ -200,18 +200,19 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it listens, with the port it got where the setting was 0."""
+        """Address at which it listens, with the real port if the setting is 0."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://{host}:{self._port}"
 
+    # enforces: P14
     async def drain(self) -> None:
-        """Be not ready for `drain_notice_s`; then take no more connections, send sessions
+        """Be not ready for `drain_notice_s`; then accept no more connections, send sessions
         elsewhere, answer waiting pulls (P14). Returns when no session is left, or a little before
         another `drain_s` have passed."""
         self.broker.leave()
-        # A connection that the kernel has taken and we have not would be reset with the port: whom
-        # a balancer sends must have stopped coming before.
+        # A connection that the kernel has accepted and we have not would be reset with the port, so
+        # balancers must have stopped sending clients before.
         await asyncio.sleep(self.config.drain_notice_s)
         self._listener.close()
         deadline_s = self.config.drain_s - min(FINISH_S, self.config.drain_s / 2)
@@ -245,7 +246,8 @@ class Server:
 
 
 def _tracer_of(config: Config) -> "OtelTracer | None":
-    """None: nobody makes spans, and OpenTelemetry is not even imported. Raises StartError."""
+    """Make the tracer; None if the settings want none, and OpenTelemetry is not even imported.
+    Raises StartError."""
     if not config.otel:
         return None
     from runtime.trace_context import OtelMissing, OtelTracer
@@ -257,7 +259,7 @@ def _tracer_of(config: Config) -> "OtelTracer | None":
 
 
 def _scraped_of(config: Config, broker: Broker) -> MetricsServer | None:
-    """The port for metrics alone; None: there is none. Raises StartError."""
+    """Open the port for metrics alone; None if the settings want none. Raises StartError."""
     if config.metrics_port is None:
         return None
     return MetricsServer(
@@ -266,7 +268,7 @@ def _scraped_of(config: Config, broker: Broker) -> MetricsServer | None:
 
 
 def credentials_of(config: Config, metadata: Metadata) -> Credentials:
-    """Whom the settings let in, and whom the catalog."""
+    """Make the credentials that the settings and the catalog admit."""
     issuer = None
     if config.jwt_keys is not None and config.jwt_audience is not None:
         terms = JwtTerms(
@@ -302,11 +304,11 @@ def run(
     announce: Callable[[Server], None],
     pages: Pages = NO_PAGES,
 ) -> int:
-    """The whole life of the process: serve until a signal; returns the exit code. `announce` is
-    called when the server accepts.
+    """Run the whole life of the process until a signal; return the exit code. `announce` is called
+    when the server accepts.
 
     Raises:
-        StartError: with a sentence that says what to do.
+        StartError: a sentence that says what to do.
     """
     raise_files_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -343,8 +345,9 @@ async def _serve(
 
 
 def _reload_on_hangup(tls: Tls) -> None:
-    """SIGHUP: take the certificate's files now. Without TLS it ends the process, as ever."""
-    loading: set[asyncio.Task[None]] = set()  # or nobody would hold them
+    """Use the certificate's files anew on SIGHUP. Without TLS that signal ends the process, as is
+    usual."""
+    loading: set[asyncio.Task[None]] = set()  # the loop itself holds tasks only weakly
 
     def caught() -> None:
         task = asyncio.create_task(tls.reload())
@@ -355,7 +358,8 @@ def _reload_on_hangup(tls: Tls) -> None:
 
 
 def _sessions_max() -> int:
-    """A session that the process has no file for would not be refused but left waiting."""
+    """Return the bound of sessions. A session without a free file would not be refused but left
+    waiting."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return limits.SESSIONS_MAX

@@ -1,8 +1,8 @@
-"""The table of settings: of each its name, what it may be and what it is for. The environment, the
-flags and the help are read from it.
+"""The table of settings with their names, allowed values and purposes. The environment, the flags
+and the help are read from it.
 
-Parsers of their texts come first; each raises ValueError (or KeyError, OverflowError) for what it
-does not allow.
+The parsers of their texts come first; each raises ValueError (or KeyError, OverflowError) for a
+text that it does not allow.
 """
 
 import math
@@ -34,7 +34,7 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 def parse_host(text: str) -> str:
-    """A host name or an address, without brackets."""
+    """Parse a host name or an address; brackets are dropped."""
     bare = text.strip("[]")
     if not re.fullmatch(r"[A-Za-z0-9._:%-]{1,255}", bare):
         raise ValueError
@@ -42,12 +42,12 @@ def parse_host(text: str) -> str:
 
 
 def parse_port(text: str) -> int:
-    """A TCP port."""
+    """Parse a TCP port."""
     return parse_whole(text, 0, 65_535)
 
 
 def parse_webhooks(text: str) -> dict[str, str]:
-    """Addresses by name: `name=https://…`, separated by blanks."""
+    """Parse addresses by name: `name=https://…`, separated by blanks."""
     found: dict[str, str] = {}
     for one in text.split():
         name, separator, address = one.partition("=")
@@ -62,33 +62,33 @@ def parse_webhooks(text: str) -> dict[str, str]:
 
 
 def parse_label_count(text: str) -> int:
-    """How many have labels of their own in metrics."""
+    """Parse the number of queues or groups with labels of their own in metrics."""
     return parse_whole(text, 0, 10_000)
 
 
 def parse_whole(text: str, least: int, most: int) -> int:
-    """A whole number from `least` to `most`."""
+    """Parse a whole number from `least` to `most`."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
         raise ValueError
     return int(text)
 
 
 def parse_path(text: str) -> Path:
-    """A path, made absolute."""
+    """Parse a path, and make it absolute."""
     if not text or "\0" in text:
         raise ValueError
     return Path(text).expanduser().absolute()
 
 
 def parse_storage(text: str) -> str:
-    """Which store, or which storage clusters."""
+    """Check the address of a store, or of several storage clusters."""
     if text != SQLITE:
         redis_target.parse_all(text)
     return text
 
 
 def parse_metadata(text: str) -> str:
-    """Which metadata service: IN_PROCESS, or its addresses, separated by blanks."""
+    """Check the metadata service: IN_PROCESS, or its addresses, separated by blanks."""
     if text == IN_PROCESS:
         return text
     urls = text.split()
@@ -100,7 +100,7 @@ def parse_metadata(text: str) -> str:
 
 
 def parse_service_url(text: str) -> str:
-    """The address of a node of the metadata service: a scheme, a host and a port."""
+    """Check the address of a node of the metadata service: a scheme, a host and a port."""
     parts = urlsplit(text)
     is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
     if parts.scheme not in ("http", "https") or not parts.hostname or not is_bare:
@@ -111,21 +111,21 @@ def parse_service_url(text: str) -> str:
 
 
 def parse_token(text: str) -> str:
-    """What can stand in a header behind "Bearer " and is one word."""
+    """Check a word that can follow "Bearer " in a header."""
     if not re.fullmatch(r"[!-~]{1,4096}", text):
         raise ValueError
     return text
 
 
 def parse_auth(text: str) -> str:
-    """Who needs credentials."""
+    """Check for whom credentials are needed: AUTO or REQUIRED."""
     if text not in (AUTO, REQUIRED):
         raise ValueError
     return text
 
 
 def parse_jwt_keys(text: str) -> str:
-    """A path, made absolute, or an https address."""
+    """Parse a path, made absolute, or an https address."""
     if not text.startswith("https://"):
         return str(parse_path(text))
     parts = urlsplit(text)
@@ -135,14 +135,14 @@ def parse_jwt_keys(text: str) -> str:
 
 
 def parse_word(text: str) -> str:
-    """Something that is called so by somebody else."""
+    """Check a name that another system has given."""
     if not text.strip() or not text.isprintable() or len(text) > 1024:
         raise ValueError
     return text
 
 
 def parse_algorithms(text: str) -> tuple[str, ...]:
-    """Of JWTs, separated by commas."""
+    """Parse algorithms of JWTs, separated by commas."""
     names = tuple(part.strip() for part in text.split(","))
     if not set(names) <= set(ALGORITHMS) or len(set(names)) < len(names):
         raise ValueError
@@ -150,10 +150,10 @@ def parse_algorithms(text: str) -> tuple[str, ...]:
 
 
 def parse_templates(text: str) -> tuple[str, ...]:
-    """Rights with `{claims}` in them, separated by blanks."""
+    """Parse rights with `{claims}` in them, separated by blanks."""
     found = tuple(text.split())
     for template in found:
-        if "\\{" in template:  # it would take the backslash from the claim: who is called * is all
+        if "\\{" in template:  # it would take the backslash from the claim: user * would be all
             raise ValueError
         parse_right(PLACEHOLDER.sub("x", template))  # a RightsError is a ValueError
     if not found:
@@ -168,24 +168,25 @@ _SWITCH: Final = {
 
 
 def parse_switch(text: str) -> bool:
-    """On or off."""
+    """Parse a switch, on or off. Raises KeyError."""
     return _SWITCH[text.lower()]
 
 
 def parse_provider(text: str) -> str:
-    """package.module:factory"""
+    """Check a factory's place: package.module:factory."""
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", text, re.ASCII):
         raise ValueError
     return text
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """Web origins separated by commas, as browsers write them."""
+    """Parse web origins separated by commas, as browsers write them."""
     return tuple(configured_origin(part.strip()) for part in text.split(","))
 
 
 def parse_proxies(text: str) -> tuple[str, ...]:
-    """IP addresses and networks separated by commas, but not all the world."""
+    """Parse IP addresses and networks separated by commas; a network of all addresses is an
+    error."""
     found = parse_networks(text)
     if any(network.prefixlen == 0 for network in found):
         raise ValueError
@@ -193,7 +194,8 @@ def parse_proxies(text: str) -> tuple[str, ...]:
 
 
 def parse_header(text: str) -> str:
-    """The name of a header that a proxy adds, in lower case. Not one that means something else."""
+    """Parse the name of a header that a proxy adds, in lower case. Names with another meaning are
+    an error."""
     name = text.lower()
     if not re.fullmatch(r"[a-z0-9-]{1,64}", name) or _OTHER_HEADERS.fullmatch(name):
         raise ValueError
@@ -201,17 +203,17 @@ def parse_header(text: str) -> str:
 
 
 def parse_byte_count(text: str) -> int:
-    """So many bytes."""
+    """Parse a number of bytes."""
     return parse_whole(text, 0, 1 << 50)
 
 
 def parse_journal_bytes(text: str) -> int:
-    """So many bytes, for files of lines."""
+    """Parse a number of bytes for files of lines."""
     return parse_whole(text, 1 << 16, 1 << 50)
 
 
 def parse_seconds(least: float, most: float) -> Callable[[str], float]:
-    """A parser of seconds from `least` to `most`."""
+    """Make a parser of seconds from `least` to `most`."""
 
     def parse(text: str) -> float:
         number = float(text)
@@ -223,7 +225,7 @@ def parse_seconds(least: float, most: float) -> Callable[[str], float]:
 
 
 def parse_limit_text(allowed: Sequence[str]) -> Callable[[str], str]:
-    """A parser of limits, which stay the text that they are."""
+    """Make a parser that checks limits and returns their text."""
 
     def parse(text: str) -> str:
         limit_values.parse_limits(text, allowed)
@@ -233,7 +235,7 @@ def parse_limit_text(allowed: Sequence[str]) -> Callable[[str], str]:
 
 
 def parse_log_level(text: str) -> str:
-    """One of LOG_LEVELS."""
+    """Parse one of LOG_LEVELS."""
     if text.lower() not in LOG_LEVELS:
         raise ValueError
     return text.lower()
@@ -244,27 +246,28 @@ PREFIX: Final = "TOCSIN_"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line of the table. `parse` raises ValueError for what is not `allowed`."""
+    """A line of the table. `parse` raises ValueError for a text that is not `allowed`."""
 
     field: str
     parse: Callable[[str], object]
     allowed: str
     help: str
     is_flag: bool = False
-    """A switch: `--name` and `--no-name`."""
+    """Whether it is a switch, with `--name` and `--no-name`."""
     is_secret: bool = False
-    """Its value is never shown."""
+    """Whether its value is never shown."""
     has_flag: bool = True
-    """False: it stands in the environment only, where other users of the machine do not see it."""
+    """Whether it has a flag; False keeps it in the environment, where other users of the machine do
+    not see it."""
 
     @property
     def variable(self) -> str:
-        """Its name in the environment."""
+        """Name in the environment."""
         return PREFIX + self.field.upper()
 
     @property
     def flag(self) -> str:
-        """Its name on the command line."""
+        """Name on the command line."""
         return "--" + self.field.replace("_", "-")
 
 

@@ -1,1 +1,1 @@
-"""Knows: which queues and groups exist, their settings, and who is a member of what."""
+"""Knows: which queues and groups exist, their settings, and the members of each group."""

@@ -7,10 +7,10 @@ rules read the news and decide again, so that no change is lost.
 
 `Database` is what `metadata.row_store` requires: it compares and sets. Rows are kinds of ids with
 values, which only `metadata.row_store` understands. Each change is one compare-and-set on the
-version of the whole catalog. A version bears a random stamp of the change, so that two histories
-with one number are told apart (R30), and a gateway without an answer can find out whether its
+version of the whole catalog. A version bears a random stamp of the change. The stamp distinguishes
+two histories with one number (R30), and a gateway without an answer learns from it whether its
 change was made. `metadata.redis.database` is Redis and Valkey, `metadata.sqlite.database` a file of
-one process, and `metadata.service.client` the metadata service, which stands in front of one of the
+one process, and `metadata.service.client` the metadata service, which works in front of one of the
 two.
 """
 
@@ -31,11 +31,13 @@ RunChange = Callable[..., Awaitable[Any]]
 
 
 class Stale(Exception):
-    """Nothing was written: others have changed the catalog since its news were read."""
+    """Error: nothing was written, because others have changed the catalog since its news were
+    read."""
 
 
 def other_generation(group_id: str) -> Fenced:
-    """A change that was decided by an older row of this group did not happen (R14)."""
+    """Return the error of a change that did not happen because it was decided by an older row of
+    this group (R14)."""
     return Fenced(f"the row of the group {group_id} is of another generation by now")
 
 
@@ -56,53 +58,55 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What others have changed, as it is now; the ids of what is no longer there."""
+    """Rows that others have changed, with their present values; ids of rows that no longer
+    exist."""
 
     contents: Contents
     queues_gone: list[str] = field(default_factory=list)
     groups_gone: list[str] = field(default_factory=list)
     tokens_gone: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
-    """Were in `dropped`."""
+    """Ids that were in `dropped`."""
 
 
 class MembershipRows(Protocol):
     """The one row of each group (R14), of groups that the catalog has."""
 
     async def get(self, group_id: str) -> Membership:
-        """See Metadata.membership."""
+        """Return the group's row; a row that nobody has changed yet has no members."""
 
     async def glance(self, group_id: str) -> Membership:
-        """See Metadata.glance."""
+        """Return the group's row as it is where it is changed first; waits for no copies."""
 
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
-        """See Metadata.change_membership; that the generation grows was looked at."""
+        """Compare and set a row; False when its generation is another one. The caller has checked
+        that the generation grows."""
 
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """See Metadata.beat."""
+        """Raise this gateway's number and return all gateways' numbers (`Metadata.beat`)."""
 
     async def said(self) -> dict[str, str]:
-        """See Metadata.said."""
+        """Return what each gateway said with its last beat."""
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
-        """See Metadata.on_membership_changed."""
+        """Register for (group id, generation) of changed rows; some may be lost."""
 
     def dropped(self, group_id: str) -> None:
-        """The group is gone."""
+        """Forget the row of a deleted group."""
 
 
 class Store(Protocol):
-    """The rows of a catalog. What a method wrote is durable when it returns.
+    """The rows of a catalog. A write is durable when its method returns.
 
-    Every method that writes raises `Refused` (storage_unavailable, with a sentence): nothing was
-    written; `Unknown`: it may have been; `Stale`: see there. They are called one after another.
+    Every method that writes raises `Refused` (storage_unavailable, with a sentence) when nothing
+    was written, `Unknown` when it may have been, and `Stale`. They are called one after another.
     """
 
     @property
     def is_shared(self) -> bool:
-        """Whether other gateways change it, too."""
+        """Whether other gateways change it too."""
 
     @property
     def root_secret(self) -> bytes:
@@ -110,51 +114,53 @@ class Store(Protocol):
 
     @property
     def broken(self) -> str | None:
-        """Why nothing is accepted any more. None: all is well."""
+        """Why nothing is accepted any more; None while it works."""
 
     @property
     def age_s(self) -> float:
-        """What others changed before so many seconds is known here, or was read. 0: nobody else
-        changes it."""
+        """Age in seconds of this view: older changes of others are known here or were read. 0 when
+        nobody else changes it."""
 
     def follow(self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]) -> None:
-        """Have `read` called soon after others have changed something, and now and then; and
-        `cut_off` once when `age_s` comes to METADATA_STALE_S, each time that it does. A store that
-        nobody else changes never does."""
+        """Have `read` called soon after others have changed something, and now and then. `cut_off`
+        is called each time that `age_s` reaches METADATA_STALE_S, once. A store that nobody else
+        changes calls neither."""
 
     async def news(self) -> News | None:
-        """What others have changed since the last time; written by this one is no news. None:
-        nothing. Raises Refused: nobody answers, or this catalog must not be followed any more."""
+        """Return what others have changed since the last call, without this one's writes. None when
+        they have changed nothing. Raises Refused when nobody answers or when this catalog must not
+        be followed any more."""
 
     def memberships(self, run_change: RunChange) -> MembershipRows:
-        """The rows of groups, of which there is one keeper. `run_change` runs a change behind the
-        others."""
+        """Return the keeper of the rows of groups; a store has one. `run_change` runs a change
+        after the others."""
 
     async def fresh_id(self) -> str:
-        """An id that no queue or group has or ever had (R1)."""
+        """Return an id that no queue or group has or ever had (R1)."""
 
     async def create(self, rows: Sequence[Queue | Group]) -> None:
-        """Add queues and groups with fresh ids, all or none; a group behind its queue."""
+        """Add queues and groups with fresh ids, all or none; a group follows its queue."""
 
     async def change(self, row: Queue | Group) -> None:
-        """Replace the value of a queue or group that is there."""
+        """Replace the value of an existing queue or group."""
 
     async def drop_queue(self, queue_id: str) -> None:
-        """Take a queue and its groups out; the queue's id is to be forgotten later, the groups'
-        with it."""
+        """Remove a queue and its groups. The queue's id is to be forgotten later, and with it the
+        groups'."""
 
     async def drop_group(self, group_id: str, generation: int | None) -> None:
-        """Take a group out; its id is to be forgotten later. With a generation: if its row is still
-        of it, in one act; else Fenced, and nothing was written."""
+        """Remove a group; its id is to be forgotten later. With a generation it is removed only if
+        its row still has that generation, in one act. Otherwise raises Fenced, and nothing was
+        written."""
 
     async def forget(self, any_id: str) -> None:
-        """A dropped queue or group is gone everywhere. Its id stays taken (R1)."""
+        """Note that a dropped queue or group no longer exists anywhere. Its id stays taken (R1)."""
 
     async def put_token(self, record: TokenRecord) -> None:
-        """Keep it, in place of the one of its id."""
+        """Store a token in place of the one of its id."""
 
     async def drop_token(self, token_id: str) -> None:
-        """Take it out."""
+        """Remove a token."""
 
     async def put_data_keys(self, rows: Sequence[DataKey]) -> None:
         """Add these data keys, each in place of the one of its id; all or none."""
@@ -163,34 +169,35 @@ class Store(Protocol):
         """Remember a mark, in place of the last one of this name."""
 
     async def copy_to(self, path: Path) -> None:
-        """A copy of the catalog in a new file, fsynced; the folder is not. It holds secrets."""
+        """Write a copy of the catalog to a new file, fsynced; the folder is not. It holds
+        secrets."""
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close the store."""
 
 
 CHANGES_KEPT: Final = 1000
-"""Who has missed more changes reads everything again."""
+"""Number of changes that are kept; a gateway that has missed more reads everything again."""
 Write = tuple[str, str, bytes]
-"""Kind, id, value; b"": no longer there."""
+"""Kind, id, value; b"" when the row no longer exists."""
 
 
 class RowCondition(NamedTuple):
-    """The generation that a group's row must have; 0: there is no row yet."""
+    """The generation that a group's row must have; 0 when there must be no row yet."""
 
     group_id: str
     generation: int
 
 
 NO_CONDITION: Final = RowCondition("", 0)
-"""No row is held to anything."""
+"""The condition that every row meets."""
 Raw = dict[str, dict[str, bytes | None]]
-"""Kind → id → value; None: it is no longer there."""
+"""Kind → id → value; None when the row no longer exists."""
 
 
 class CatalogPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A moment of a catalog: after the change of this version, which bears this stamp. 0: before
-    the first one."""
+    """A moment of a catalog: after the change of this version, which bears this stamp. Version 0 is
+    before the first change."""
 
     incarnation: str
     version: int
@@ -201,12 +208,13 @@ NOWHERE: Final = CatalogPlace("", 0, "")
 
 
 class Lost(Exception):
-    """The catalog is not the one that was followed, or an older copy of it; says why (R30)."""
+    """Error: the catalog is not the one that was followed, or an older copy of it; says why
+    (R30)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogRows:
-    """Rows as they are at `place`: those that changed, or with `is_all` all there are."""
+    """Rows as they are at `place`: those that changed, or all if `is_all` is set."""
 
     place: CatalogPlace
     raw: Raw
@@ -219,22 +227,22 @@ class Database(Protocol):
     """Rows that are compared and set. Reads and changes are on all copies that could be elected."""
 
     poll_s: float
-    """How often to read whether or not something was heard."""
+    """Seconds between reads that no notice has caused."""
 
     known_at: float
-    """By the loop's clock: what was changed before was told to whom `on_changed` has registered,
-    even where nothing was read since. -inf: nobody says so."""
+    """Time of the loop's clock; the listener of `on_changed` has received every change before it,
+    even where nothing was read since. -inf when the database cannot vouch for that."""
 
     def on_changed(self, heard: Callable[[int], None]) -> None:
-        """Have `heard` called on the event loop with the version after each change, of whomever;
-        0: it is not known which. Some may be lost. For one listener."""
+        """Have `heard` called on the event loop with the version after each change, by any gateway.
+        0 means that the version is not known. Some calls may be lost. There is one listener."""
 
     async def read(self, seen: CatalogPlace) -> CatalogRows | None:
-        """What has changed since. None: nothing has.
+        """Return what has changed since `seen`, or None if nothing has.
 
         Raises:
             Lost: what was seen is no longer part of the catalog, or there is none.
-            Refused: storage_unavailable: nobody answers, or too few copies have it; ask again.
+            Refused: storage_unavailable when nobody answers, or too few copies have it; ask again.
         """
 
     async def change(
@@ -244,26 +252,27 @@ class Database(Protocol):
         writes: Sequence[Write],
         row: RowCondition = NO_CONDITION,
     ) -> bool:
-        """All of these or none, if nobody has changed the catalog since; its version is one more
-        then and bears this stamp. False: somebody has. Raises Refused; Unknown: it may have
-        happened; Fenced: nobody has, but this row is of another generation, and nothing happened
-        (R14)."""
+        """Make all of these writes or none, if nobody has changed the catalog since `seen`. Its
+        version then grows by one and bears this stamp. False when somebody has changed it. Raises
+        Refused; Unknown when it may have happened; Fenced when nobody has, but `row` is of another
+        generation and nothing happened (R14)."""
 
     async def is_taken(self, any_id: str) -> bool:
         """Whether a queue or group has this id or ever had. Raises Refused."""
 
     def memberships(self) -> MembershipRows:
-        """The groups' rows."""
+        """Return the keeper of the groups' rows."""
 
     async def copy_to(self, path: Path) -> None:
-        """A copy in a new file, fsynced. Raises Refused: that is done in another way, or failed."""
+        """Write a copy to a new file, fsynced. Raises Refused if it failed or is done in another
+        way."""
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close the database."""
 
 
 class NodeDatabase(Database, Protocol):
-    """What the nodes of a metadata service stand in front of."""
+    """The database behind the nodes of a metadata service."""
 
     async def beat_node(self, name: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
         """Raise the number of a node, as gateways do. Raises Refused or Unknown."""

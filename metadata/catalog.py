@@ -29,9 +29,9 @@ class QueueAlert(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     when: Literal["lag", "oldest_age_s", "depth", "dead_letters", "parked_keys"]
     above: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
     lasts_s: Annotated[float, msgspec.Meta(ge=0, le=86_400.0)] = 60
-    """Only what is above for so long is told."""
+    """Seconds that the value must stay above before the alert is sent."""
     group: str | None = None
-    """None: of all groups the one that is furthest behind."""
+    """A group's name; None for the group that is furthest behind."""
     queue: str | None = None
     webhook: str | None = None
 
@@ -44,8 +44,8 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         limits.MESSAGE_BYTES_MAX_DEFAULT
     )
     messages_max: Count = 0
-    """In the whole queue, all partitions together; 0: no bound. With `reject` it counts what is
-    retained, with `dead_letter` what each group has not settled."""
+    """Bound of the whole queue, all partitions together; 0 for no bound. With `reject` it counts
+    retained messages, with `dead_letter` the messages that each group has not settled."""
     bytes_max: Count = 0
     overflow: Literal["reject", "dead_letter"] = "reject"
     retention_s: Seconds = 0
@@ -53,17 +53,18 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     lease_s: Annotated[float, msgspec.Meta(ge=1, le=43_200)] = 30
     lease_total_s: Annotated[float, msgspec.Meta(ge=1, le=7 * 86_400)] = 3600
     attempts_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 5
-    """0: without end."""
+    """Number of attempts; 0 for no bound."""
     backoff_s: Annotated[float, msgspec.Meta(ge=0, le=limits.BACKOFF_S_MAX)] = 1.0
-    """Before the second attempt; doubles from attempt to attempt, with jitter."""
+    """Delay before the second attempt; doubles from attempt to attempt, with jitter."""
     backoff_max_s: Annotated[float, msgspec.Meta(ge=0, le=limits.BACKOFF_S_MAX)] = 60.0
     on_exhausted: Literal["dead_letter", "park"] = "dead_letter"
     dead_letter_queue: str | None = None
-    """None: see `dead_letter_name`; created when the first message goes there."""
+    """A queue's name; None for `dead_letter_name`. Created when the first message goes there."""
     dedup_window_s: Seconds = 300
     durability: Durability = "all"
     publish_messages_per_s: PerSecond | None = None
-    """Of all publishers together, over any time but for what may come at once; None: no limit."""
+    """Rate of all publishers together, averaged over any time beyond the allowed burst; None for no
+    limit."""
     publish_bytes_per_s: PerSecond | None = None
     alerts: Annotated[tuple[QueueAlert, ...], msgspec.Meta(max_length=limits.ALERTS_MAX)] = ()
 
@@ -84,11 +85,11 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     backoff_max_s: Annotated[float, msgspec.Meta(ge=0, le=limits.BACKOFF_S_MAX)] | None = None
     on_exhausted: Literal["dead_letter", "park"] | None = None
     expires_s: PositiveSeconds | None = None
-    """An abandoned group expires after so long without a consumer; None: never (R11)."""
+    """Time without a consumer after which an abandoned group expires; None for never (R11)."""
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who asks. On every call from the start; rights are checked where they are enforced."""
+    """The caller of every method; rights are checked where they are enforced."""
 
     name: str
     tenant: str = "default"
@@ -115,10 +116,11 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     lineage: tuple[tuple[int, int], ...] = ()
     """(sealed partition, successor) pairs; empty until the first repartition (R27)."""
     clusters: tuple[str, ...] = ()
-    """The storage clusters of the partitions: number n is at the n-th of them, modulo how many they
-    are. Fixed when it is made; none: all are at the first one that the broker was told of."""
+    """The storage clusters of the partitions: number n is at the n-th of them, modulo their number.
+    Fixed when the queue is created. Empty when all are at the first configured cluster."""
     paused: bool = False
-    """An operator wants nothing given out to groups. Not a setting: putting settings leaves it."""
+    """Whether an operator has stopped deliveries to groups. Not a setting: putting settings leaves
+    it."""
 
 
 GroupStart = Literal["earliest", "latest"] | int
@@ -134,17 +136,16 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ms: int
     settings: GroupSettings
     start: GroupStart | None = None
-    """Where it was asked to begin, where its settings do not say so: whoever makes its cursors is
-    to make them there (R11)."""
+    """The requested start, if the settings do not name one. Cursors must be created there (R11)."""
 
     @property
     def begins(self) -> GroupStart:
-        """Where its cursors are made."""
+        """The start at which its cursors are created."""
         return self.settings.start if self.start is None else self.start
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True):
-    """Who has a partition that is to be another gateway's consumer's."""
+    """The holder of a partition that another gateway's consumer is to have."""
 
     gateway: str
     member: str
@@ -155,31 +156,31 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 
     group_id: str
     generation: int
-    """Grows with every change, over restarts too: a row that nobody has changed yet already has
-    one above all that went before."""
+    """Grows with every change, over restarts too: a row that nobody has changed yet already has a
+    generation above all before."""
     members: tuple[str, ...]
     """Consumers, sorted."""
     assignment: dict[int, str]
     """Partition number → consumer."""
     lingers: dict[str, float] = {}
-    """Consumer → for how many seconds after the start of the next gateway its place waits for it;
-    who is not in it is not waited for. A row with some of these outlives its gateway."""
+    """Consumer → for how many seconds after the start of the next gateway its place waits for it.
+    Other consumers are not waited for. A row with some of these outlives its gateway."""
     gateways: dict[str, tuple[str, ...]] = {}
-    """Gateway → those of the members that are connected to it, sorted; empty where one gateway
-    works on a catalog, and all are."""
+    """Gateway → those of the members that are connected to it, sorted. Empty where one gateway
+    works on a catalog, because it has all of them."""
     staying: tuple[str, ...] = ()
-    """Of the members of several gateways: have still to say what they hold (R22), sorted."""
+    """Members of several gateways that have still to say which partitions they hold (R22),
+    sorted."""
     unresponsive: tuple[str, ...] = ()
-    """Of the members: their handlers are not heard of, so others have their partitions, if any
-    work; sorted."""
+    """Members whose handlers give no sign, so others have their partitions if any work; sorted."""
     draining: dict[int, Drain] = {}
-    """Partition → who has still to let go of it before its consumer begins (R20)."""
+    """Partition → the consumer that must let go of it before the next one begins (R20)."""
     begun_anew: int = 0
-    """How often the group's cursors were set anew: what was given before does not count."""
+    """Number of times that the group's cursors were set anew: earlier deliveries do not count."""
 
 
 def check_name(name: str, what: str) -> None:
-    """Raises Refused(invalid_name) unless the name is 1 to 128 of [A-Za-z0-9._-], the first one a
+    """Raise Refused(invalid_name) unless the name is 1 to 128 of [A-Za-z0-9._-], the first one a
     letter or digit."""
     if not NAME.fullmatch(name):
         raise Refused(
@@ -197,15 +198,15 @@ def dead_letter_name(queue: Queue) -> str:
 
 
 def other_dead_letter_queue(name: str, named: str | None) -> str | None:
-    """The queue that is named for the dead letters of the queue `name`, where it is not the one
-    that belongs to it by its name: rights on `name` say nothing about it. None: it is."""
+    """Return the queue that is named for the dead letters of the queue `name`, unless it is the one
+    that belongs to it by its name (then None): rights on `name` say nothing about another queue."""
     return None if named in (None, name + DEAD_LETTERS) else named
 
 
 class DeadLetterCircle(Refused):
-    """Dead letters would come back to where they died. `way`: the names of the queues that they
-    go through, the first of which is the last again. The text names those alone that `sees` allows,
-    and the first."""
+    """Error: dead letters would come back to where they died. `way`: the names of the queues that
+    they go through; the last is the first again. The text names only the first queue and those that
+    `sees` allows."""
 
     def __init__(self, way: Sequence[str], sees: Callable[[str], bool]) -> None:
         self.way = way
@@ -217,10 +218,10 @@ class DeadLetterCircle(Refused):
 
 
 def check_circle(queue: Queue, find: Callable[[str], Queue | None]) -> None:
-    """Refuse dead letters that would come back to where they died, after however many queues.
+    """Refuse dead letters that would come back to where they died, after any number of queues.
 
-    `find`: the queue of a name. Those that are made for the first of their dead letters, and are
-    not there yet, have none of their own.
+    `find`: the queue of a name. A dead-letter queue that does not exist yet ends the search,
+    because it will have none of its own.
 
     Raises:
         DeadLetterCircle: invalid_request; the text names no queue but this one and the one that
@@ -238,10 +239,11 @@ def check_circle(queue: Queue, find: Callable[[str], Queue | None]) -> None:
 
 
 def check_settings(name: str, settings: QueueSettings) -> None:
-    """What the types of the fields do not say about the settings of the queue `name`.
+    """Check the settings of the queue `name` beyond what the types of the fields say.
 
     Raises:
-        Refused: invalid_request: they contradict each other; invalid_name: the dead-letter queue's.
+        Refused: invalid_request when they contradict each other; invalid_name for the dead-letter
+            queue's name.
     """
     _check_leases(settings.lease_s, settings.lease_total_s)
     if settings.dead_letter_queue is not None:
@@ -271,7 +273,7 @@ def _check_alerts(name: str, alerts: tuple[QueueAlert, ...]) -> None:
 
 
 def check_group_settings(settings: GroupSettings) -> None:
-    """Raises Refused(invalid_request) when a group's settings contradict each other."""
+    """Raise Refused(invalid_request) when a group's settings contradict each other."""
     if settings.lease_s is not None and settings.lease_total_s is not None:
         _check_leases(settings.lease_s, settings.lease_total_s)
 
@@ -285,7 +287,7 @@ def _check_leases(lease_s: float, lease_total_s: float) -> None:
 
 
 def check_change(old: QueueSettings, new: QueueSettings) -> None:
-    """Raises Refused(setting_fixed) when a fixed setting would change."""
+    """Raise Refused(setting_fixed) when a fixed setting would change."""
     for name in sorted(FIXED):
         if getattr(old, name) != getattr(new, name):
             raise Refused(
@@ -297,14 +299,14 @@ def check_change(old: QueueSettings, new: QueueSettings) -> None:
 # --- Deleted queues ---------------------------------------------------------------------------
 
 DELETED_QUEUES_MARK: Final = "deleted queues"
-"""The mark of the catalog that has the latest of them."""
+"""The mark of the catalog that lists queues that were deleted lately."""
 DELETED_QUEUE_KEPT_S: Final = 86_400.0
 DELETED_QUEUES_MAX: Final = 200
-"""A mark is read whole by every gateway when it changes."""
+"""Length of that list; bounded because every gateway reads a mark whole when it changes."""
 
 
 class DeletedQueue(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue that was deleted, for as long as messages may still be on their way to it: they go to
+    """A queue that was deleted lately, when messages may still be on their way to it. These go to
     its dead letters, and their producers are not refused with `queue_not_found`."""
 
     queue_id: str
@@ -317,7 +319,7 @@ class DeletedQueue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_deleted_queues(text: str | None) -> list[DeletedQueue]:
-    """Decode the mark; if it cannot be read, nothing was deleted."""
+    """Decode the mark; an unreadable mark counts as empty."""
     try:
         return msgspec.json.decode(text, type=list[DeletedQueue]) if text else []
     except msgspec.MsgspecError:
@@ -326,7 +328,7 @@ def read_deleted_queues(text: str | None) -> list[DeletedQueue]:
 
 def add_deleted_queue(text: str | None, queue: Queue, unix_ms: int) -> str:
     """Return the mark with a queue that is about to be deleted. A queue of dead letters gets no
-    entry: its messages are there to be looked at, and it is made again when it is needed."""
+    entry, because its messages are kept for people, and it is created again when it is needed."""
     kept = [
         one
         for one in read_deleted_queues(text)

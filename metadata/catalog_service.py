@@ -1,10 +1,11 @@
 """The metadata in this process: the catalog in memory, each change durable in its store first.
 
 `CatalogService` is a shell. `CatalogIndex` answers look-ups from memory, each by a dictionary,
-however many queues there are. `ChangeQueue` makes changes through a `Store`: one after another,
-each to its end, each on what the store holds then. A change that has begun is finished even when
-its caller is cancelled, so that memory and store never part. Where other gateways change the same
-store, their changes come into the memory as news; a change that was decided without them is decided
+`CatalogService` is a shell. `CatalogIndex` answers look-ups from memory, each by a dictionary, for
+any number of queues. `ChangeQueue` makes changes through a `Store`: one after another, each to its
+end, each on the store's state at that moment. A change that has begun is finished even when its
+caller is cancelled, so that memory and store never differ. Where other gateways change the same
+store, their changes come into the memory as news. A change that was decided without them is decided
 again.
 """
 
@@ -70,45 +71,45 @@ class CatalogIndex:
         return len(self._by_id)
 
     def queue(self, queue_id: str) -> Queue | None:
-        """By id."""
+        """Return the queue of this id."""
         return self._by_id.get(queue_id)
 
     def find_queue(self, tenant: str, name: str) -> Queue | None:
-        """By name, which means something within a tenant only."""
+        """Return the tenant's queue of this name."""
         return self._tenants.get(tenant, {}).get(name)
 
     def queues(self, tenant: str) -> list[Queue]:
-        """A tenant's, by name."""
+        """Return a tenant's queues by name."""
         return [queue for _, queue in sorted(self._tenants.get(tenant, {}).items())]
 
     def all_queues(self) -> list[Queue]:
-        """Of all tenants, in no order."""
+        """Return the queues of all tenants, in no order."""
         return list(self._by_id.values())
 
     def group(self, group_id: str) -> Group | None:
-        """By id."""
+        """Return the group of this id."""
         return self._group_by_id.get(group_id)
 
     def find_group(self, queue_id: str, name: str) -> Group | None:
-        """By name."""
+        """Return the queue's group of this name."""
         return self._groups.get(queue_id, {}).get(name)
 
     def groups(self, queue_id: str) -> list[Group]:
-        """A queue's, by name."""
+        """Return a queue's groups by name."""
         return [group for _, group in sorted(self._groups.get(queue_id, {}).items())]
 
     def put_queue(self, queue: Queue) -> None:
-        """Add it, or put it in place of what has its id."""
+        """Add a queue, or replace the one of its id."""
         self._by_id[queue.queue_id] = queue
         self._tenants.setdefault(queue.tenant, {})[queue.name] = queue
 
     def put_group(self, group: Group) -> None:
-        """Add it, or put it in place of what has its id."""
+        """Add a group, or replace the one of its id."""
         self._group_by_id[group.group_id] = group
         self._groups.setdefault(group.queue_id, {})[group.name] = group
 
     def remove_queue(self, queue: Queue) -> list[Group]:
-        """Take it out with its groups, which are returned."""
+        """Remove a queue and return its groups, which are removed too."""
         groups = self.groups(queue.queue_id)
         for group in groups:
             self.remove_group(group)
@@ -120,7 +121,7 @@ class CatalogIndex:
         return groups
 
     def remove_group(self, group: Group) -> None:
-        """Take it out."""
+        """Remove a group."""
         del self._group_by_id[group.group_id]
         groups = self._groups[group.queue_id]
         del groups[group.name]
@@ -129,13 +130,14 @@ class CatalogIndex:
 
 
 STALE_MAX: Final = 100
-"""So often a change is decided again before it is refused."""
+"""How often a change is decided again before it is refused."""
 ResultT = TypeVar("ResultT")
 ParamsT = ParamSpec("ParamsT")
 
 
 class ChangeQueue:
-    """Runs them; `learn` is told what others have changed meanwhile."""
+    """Runs changes of the catalog one after another; `learn` receives what others changed
+    meanwhile."""
 
     def __init__(self, store: Store, learn: Callable[[News], None]) -> None:
         self._store = store
@@ -151,15 +153,16 @@ class ChangeQueue:
         **kwargs: ParamsT.kwargs,
     ) -> ResultT:
         """Run one change after the others, to its end, also when its caller is cancelled. Raises
-        what it raises; Refused(storage_unavailable): it is closed, or others change the catalog
-        all the time."""
+        what the change raises; Refused(storage_unavailable) when this is closed, or others change
+        the catalog all the time."""
         if self.is_closed:
             raise Refused("storage_unavailable", "the catalog is closed")
 
         async def in_turn() -> ResultT:
             async with self._lock:
                 for _ in range(STALE_MAX):
-                    # Also what changes nothing is decided by how it is, not by how it was here.
+                    # A change without effect, too, is decided by the present state, not by the
+                    # state known here.
                     news = await self._store.news()
                     if news is not None:
                         self._learn(news)
@@ -173,29 +176,29 @@ class ChangeQueue:
         return await asyncio.shield(task)
 
     async def catch_up(self) -> None:
-        """What others had changed before this was called has been learned. Nobody else changes it:
-        at once. Raises Refused: as a change; nobody answers."""
+        """Learn every change that others had made before this call. Returns at once if nobody else
+        changes the catalog. Raises Refused like a change, and when nobody answers."""
         if self._store.is_shared:
             await self(_no_change)
 
     async def close(self) -> None:
-        """Begin no more; those that have begun are finished when this returns."""
+        """Accept no more changes, and wait for those that have begun."""
         self.is_closed = True
         if self._changes:
             await asyncio.wait(self._changes)
 
 
 async def _no_change() -> None:
-    """Before what is run is run, the news are read: that is all."""
+    """Change nothing: the run itself has read the news before."""
 
 
 _LOG: Final = logging.getLogger("metadata.inprocess")
 Placing = Callable[[str, QueueSettings], tuple[str, ...]]
-"""`Queue.clusters` of a queue with this id and these settings. Raises Refused."""
+"""Returns `Queue.clusters` of a new queue with this id and these settings. Raises Refused."""
 
 
 class CatalogService:
-    """`metadata.port.Metadata` over a store and what is in it; over one SQLite file: `open`."""
+    """`metadata.port.Metadata` over a store and its contents."""
 
     def __init__(self, store: Store, contents: Contents) -> None:
         self._store = store
@@ -205,7 +208,6 @@ class CatalogService:
         self._memberships = store.memberships(self._changes)
         self.is_shared, self.said = store.is_shared, self._memberships.said
         self.catch_up = self._changes.catch_up
-        """See Metadata."""
         self.data_keys = DataKeys(
             contents.data_keys,
             lambda rows, still: self._changes(self._put_data_keys, rows, still),
@@ -401,7 +403,7 @@ class CatalogService:
         return group, True
 
     def _current(self, principal: Principal, queue: Queue) -> Queue:
-        """The queue as it is now. Raises Refused(queue_not_found)."""
+        """Return the present row of the queue. Raises Refused(queue_not_found)."""
         current = self._index.queue(queue.queue_id)
         if current is None or current.tenant != principal.tenant:
             raise Refused("queue_not_found", f"no queue {queue.name!r}")
@@ -476,8 +478,8 @@ class CatalogService:
         await self._store.put_data_keys(rows)
 
     async def copy_to(self, path: Path) -> None:
-        """A copy of the catalog in a new file, of one moment between two changes, fsynced; the
-        folder is not. It holds secrets. Raises Refused(storage_unavailable)."""
+        """Write a copy of the catalog to a new file, as of one moment between two changes, fsynced;
+        the folder is not. It holds secrets. Raises Refused(storage_unavailable)."""
         await self._changes(self._store.copy_to, path)
 
     # --- Membership (R14) ------------------------------------------------------------------------
@@ -540,7 +542,7 @@ class CatalogService:
     # --- The rest --------------------------------------------------------------------------------
 
     def on_queue_changed(self, listener: QueueListener) -> None:
-        """Register a listener. An exception of a listener is logged: the change stands."""
+        """Register a listener. Its exceptions are logged, and the change is kept."""
         self._listeners.append(listener)
 
     @property

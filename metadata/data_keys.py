@@ -1,5 +1,5 @@
-"""Data keys: what payloads are sealed under, wrapped by the master key. Here they are only kept;
-nobody in the metadata can open one."""
+"""Data keys: the keys that payloads are sealed under, wrapped by the master key. They are only kept
+here; nothing in the metadata can unwrap one."""
 
 import logging
 import zlib
@@ -14,22 +14,22 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class DataKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A data key as it is kept."""
+    """A data key in its stored form."""
 
     key_id: bytes
-    """8 random bytes; stands in front of everything that was sealed under it."""
+    """8 random bytes, in front of everything that was sealed under the key."""
     master_key_id: str
-    """Of the master key that it is wrapped under."""
+    """Id of the master key that wraps it."""
     created_unix_ms: int
     wrapped: bytes
 
 
 Still = Callable[[list[DataKey]], bool]
-"""Whether rows may be written, by all keys that the catalog has at that moment."""
+"""Whether rows may be written, given all keys that the catalog has at that moment."""
 
 
 class Outdated(Exception):
-    """Nothing was written: the keys of the catalog are others by now, which are `known`."""
+    """Error: nothing was written, because the catalog has other keys by now, which are `known`."""
 
     def __init__(self, known: list[DataKey]) -> None:
         super().__init__("the data keys are others by now")
@@ -48,25 +48,26 @@ class DataKeys:
         self._rows = {row.key_id: row for row in rows}
         self._write = write
         self.refresh = refresh
-        """Has what other gateways have put by now; None: one gateway works on the catalog. Raises
-        TocsinError: nobody answers."""
+        """Learns the keys that other gateways have put by now; None where one gateway works on the
+        catalog. Raises TocsinError when nobody answers."""
         self._listeners: list[Callable[[Sequence[DataKey]], None]] = []
 
     def all(self) -> list[DataKey]:
-        """The oldest first."""
+        """Return all keys, the oldest first."""
         return sorted(self._rows.values(), key=lambda row: (row.created_unix_ms, row.key_id))
 
     def find(self, key_id: bytes) -> DataKey | None:
-        """From any thread. None: the catalog does not have it."""
+        """Return the key of this id; None if the catalog does not have it. Works in any thread."""
         return self._rows.get(key_id)
 
     async def put(self, rows: Sequence[DataKey], still: Still = lambda known: True) -> None:
-        """Add these, each in place of the one of its id: all of them or none, durable when this
-        returns. `still` is asked when nobody can change them any more before these are written.
+        """Add keys, each in place of the one of its id: all of them or none, durable when this
+        returns. `still` is called when nobody can change the keys any more before these are
+        written.
 
         Raises:
-            Outdated: `still` said no. What is there by now is known here.
-            Refused: storage_unavailable: nothing was changed.
+            Outdated: `still` said no. The present keys are known here.
+            Refused: storage_unavailable; nothing was changed.
             Unknown: the commit's outcome is not known.
         """
         try:
@@ -77,7 +78,7 @@ class DataKeys:
         self._rows |= {row.key_id: row for row in rows}
 
     def learn(self, rows: Sequence[DataKey]) -> None:
-        """Another gateway has put these. None: nothing happens."""
+        """Take over keys that another gateway has put. Nothing happens if there are none."""
         self._rows |= {row.key_id: row for row in rows}
         if rows:
             for listener in self._listeners:
@@ -90,7 +91,7 @@ class DataKeys:
 
 
 class _Run(Protocol):
-    """`execute` of a connection."""
+    """The method `execute` of a connection."""
 
     def __call__(self, statement: str, values: Sequence[object] = (), /) -> Any: ...
 
@@ -107,7 +108,7 @@ def put_rows(run: _Run, rows: Sequence[DataKey]) -> None:
 
 
 def mend_rows(run: _Run, rows: Sequence[DataKey]) -> None:
-    """Write all of them anew, in place of everything that is there."""
+    """Write all keys anew, in place of all stored copies."""
     run("DELETE FROM data_keys")
     put_rows(run, rows)
     _LOG.warning(
@@ -116,8 +117,8 @@ def mend_rows(run: _Run, rows: Sequence[DataKey]) -> None:
 
 
 def read_rows(run: _Run) -> tuple[list[DataKey], int, int]:
-    """(all keys, how many copies are damaged or missing, how many keys have no copy that could be
-    read)."""
+    """Return (all keys, number of damaged or missing copies, number of keys without a readable
+    copy)."""
     found: dict[bytes, list[DataKey]] = {}
     seen: set[bytes] = set()
     damaged = 0

@@ -2,14 +2,14 @@
 
     part of a gateway   its members, which of them have still to say what they hold, and of which
                         partitions it has a slot
-    assignment          over everybody's members, from the row alone: so all compute the same one
+    assignment          over all members, from the row alone, so that all gateways compute the same
     draining            a partition that moves to another gateway's member, and the gateway that
-                        still has it. Nobody begins before it says, by taking its entry out, that it
-                        has let go, or is gone, or has had its time
+                        still has it. Nobody begins before that gateway has let go, is gone, or has
+                        had its time; it takes its entry out to say that it has let go
 
-Every gateway that looks at a row computes the next one with what it alone knows, and writes it by
-compare-and-set where it differs. With one gateway, which has no name, there is nothing of all this
-but members and their assignment.
+Every gateway that looks at a row computes the next one with its own knowledge, and writes it by
+compare-and-set if it differs. A single gateway has no name; its rows contain only members and their
+assignment.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,50 +24,50 @@ from push.assignment import assign_around
 
 @dataclass(frozen=True, slots=True)
 class GatewayPart:
-    """What one gateway knows of a group."""
+    """A gateway's knowledge of a group."""
 
     gateway: str
-    """"": the only one there is."""
+    """The gateway's name; "" for the only gateway."""
     members: Collection[str]
     staying: Collection[str] = ()
-    """Of the members: have still to say what they hold, and keep what they have until then."""
+    """Members that have still to say what they hold, and keep what they have until then."""
     unresponsive: Collection[str] = ()
-    """Of the members: are given nothing as long as others are not so."""
+    """Members that are given nothing while others are responsive."""
     lingers: Mapping[str, float] = field(default_factory=dict)
-    """As in Membership: of the members, and of those who are absent."""
+    """Linger times as in Membership, of the members and of the absent."""
     absent: Collection[str] = ()
-    """Are with no gateway, and are waited for."""
+    """Consumers that are with no gateway and are waited for."""
     has: Collection[int] = ()
     """Partitions that it owns, or is about to."""
     gone: Collection[str] = ()
-    """Gateways that are not there any more."""
+    """Gateways that no longer exist."""
     overdue: Collection[int] = ()
     """Partitions whose drain elsewhere has had its time."""
 
 
 def gateway_of(row: Membership, member: str | None) -> str | None:
-    """Whose member that is; None: nobody's."""
+    """Return the gateway of this member; None if it has none."""
     return next((one for one, names in row.gateways.items() if member in names), None)
 
 
 def gateways_of(row: Membership) -> dict[str, str]:
-    """Member → its gateway, of all that are with one."""
+    """Return member → its gateway, for all that are with one."""
     return {name: gateway for gateway, names in row.gateways.items() for name in names}
 
 
 def drains(row: Membership, partition: int) -> str | None:
-    """The gateway that has still to let go of a partition; None: none has."""
+    """Return the gateway that has still to let go of a partition; None if none has."""
     drain = row.draining.get(partition)
     return drain.gateway if drain is not None else None
 
 
 def gateways_in(row: Membership) -> set[str]:
-    """All that it names."""
+    """Return all gateways that the row names."""
     return {*row.gateways, *(drain.gateway for drain in row.draining.values())}
 
 
 def others(row: Membership, gateway: str, gone: Collection[str]) -> dict[str, str]:
-    """Consumer → its gateway, of those that are connected to other gateways than this one."""
+    """Return consumer → its gateway, for the consumers that are connected to other gateways."""
     return {
         name: other
         for other, names in row.gateways.items()
@@ -77,7 +77,7 @@ def others(row: Membership, gateway: str, gone: Collection[str]) -> dict[str, st
 
 
 def elsewhere(row: Membership, gateway: str, gone: Collection[str]) -> dict[int, str]:
-    """Partition → the other gateway whose consumer has it, or is to have it."""
+    """Return partition → the other gateway whose consumer has it, or is to have it."""
     theirs = others(row, gateway, gone)
     return {number: theirs[name] for number, name in row.assignment.items() if name in theirs} | {
         number: drain.gateway
@@ -87,7 +87,7 @@ def elsewhere(row: Membership, gateway: str, gone: Collection[str]) -> dict[int,
 
 
 def missing(row: Membership, gone: Collection[str]) -> dict[str, float]:
-    """Who lingers and is with no gateway that is there: name → for how many seconds."""
+    """Return lingering consumers that are with no living gateway: name → for how many seconds."""
     there = {
         name for gateway, names in row.gateways.items() if gateway not in gone for name in names
     }
@@ -95,8 +95,8 @@ def missing(row: Membership, gone: Collection[str]) -> dict[str, float]:
 
 
 def next_row(row: Membership, part: GatewayPart, partitions: Sequence[int]) -> Membership:
-    """The row behind this one, as the gateway of `part` sees the group. Nothing would change: the
-    same row."""
+    """Return the next row, as the gateway of `part` sees the group. The same row if nothing would
+    change."""
     if part.gateway:
         joined = with_members(row, part.gateway, part.members, part.gone)
         theirs = {*joined.members}.difference(part.members)
@@ -108,7 +108,7 @@ def next_row(row: Membership, part: GatewayPart, partitions: Sequence[int]) -> M
     unresponsive = theirs.intersection(row.unresponsive).union(part.unresponsive)
     working = [name for name in present if name not in unresponsive] or present
     lingers = {name: linger_s for name, linger_s in row.lingers.items() if name in theirs}
-    # Who has still to say what it holds keeps also what it was to let go of (R22).
+    # A member that has still to say what it holds also keeps what it was to let go of (R22).
     kept = {n: d.member for n, d in row.draining.items() if d.member in staying | absent}
     new = msgspec.structs.replace(
         joined,
@@ -124,9 +124,10 @@ def next_row(row: Membership, part: GatewayPart, partitions: Sequence[int]) -> M
     return row if new == row else msgspec.structs.replace(new, generation=row.generation + 1)
 
 
+# enforces: R20
 def _draining(row: Membership, new: Membership, part: GatewayPart) -> dict[int, Drain]:
-    """Who has a partition that is to be another gateway's. Who drains it already still has it,
-    whoever was to have it next."""
+    """Return the holders of partitions that are to be another gateway's. A holder that drains a
+    partition already still has it, also when the next consumer is another one by now."""
     draining: dict[int, Drain] = {}
     before, after = gateways_of(row), gateways_of(new)
     for number in sorted({*row.draining, *row.assignment}):

@@ -1,16 +1,16 @@
 """Heartbeats of gateways, and what they mean for the members of a group (R14). Pure.
 
     heartbeats   each gateway raises a number of its own, in one place for all groups. It counts by
-                 itself: a store that lost some of them in a failover and raised the last that it
+                 itself: a store that lost some beats in a failover and raised the last that it
                  has would come to the very number at which others saw the gateway before. Where one
-                 process keeps them, they are in memory, and only grow
-    gone         a gateway whose number has stood still for GONE_S by the clock of whoever looks: no
-                 two machines' clocks are compared, and a number that goes back is one that moves
+                 process keeps the numbers, they are in memory, and only grow
+    gone         a gateway whose number has not changed for GONE_S by the observer's clock. No
+                 two machines' clocks are compared, and a number that falls has changed, too
     a group      its row has each gateway's members; a gateway that joins adds its own, and takes
                  out those of gateways that are gone, by compare-and-set
 
-Nothing here decides who may settle what: epochs do (R15). A gateway that is taken for gone and is
-not only gives its partitions to others.
+Nothing here decides which consumer may settle what: epochs do (R15). If a living gateway is taken
+for gone, its partitions go to others, and nothing else happens.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,18 +21,18 @@ import msgspec
 from metadata.catalog import Membership
 
 BEAT_S: Final = 1.0
-"""How often a gateway says that it is there."""
+"""Seconds between two beats of a gateway."""
 GONE_S: Final = 5.0
-"""Several beats: one that is lost, or a failover of the store, makes nobody gone."""
+"""Several beats, so that a lost one, or a failover of the store, makes no gateway gone."""
 FORGOTTEN_S: Final = 3600.0
-"""So long a gateway stands still before its number is forgotten."""
+"""Seconds without a change after which a gateway's number is forgotten."""
 
 _NEVER: Final = 0
-"""No gateway has this number."""
+"""A number that no gateway has."""
 
 
 class Heartbeats:
-    """What one gateway has seen of all. Times are seconds of its own clock, which never goes
+    """A gateway's view of all gateways. Times are seconds of its own clock, which never goes
     back."""
 
     def __init__(self) -> None:
@@ -40,9 +40,10 @@ class Heartbeats:
         """Gateway → its number, and when it was seen first."""
         self._looked_at: float | None = None
 
+    # enforces: R3, R14
     def saw(self, beats: Mapping[str, int], *, now: float, asked_at: float | None = None) -> None:
-        """All gateways' numbers, as they were answered at `now`. `asked_at`: when they were asked
-        for, if that was not the same moment: of what came after it the answer knows nothing."""
+        """Note all gateways' numbers, which were answered at `now`. `asked_at`: the time of the
+        request, if that was another moment. The answer knows nothing of what came after it."""
         silent = {
             gateway: (number, since)
             for gateway, (number, since) in self._seen.items()
@@ -57,24 +58,25 @@ class Heartbeats:
         self._looked_at = now if asked_at is None else asked_at
 
     def heard(self, gateway: str, *, now: float) -> None:
-        """It has done something, whatever its number says: it stands still since now."""
+        """Note that a gateway has acted, whatever its number says: its silence begins anew now."""
         number, _ = self._seen.get(gateway, (_NEVER, now))
         self._seen[gateway] = (number, now)
 
     def number_of(self, gateway: str) -> int:
-        """The last one that was heard; 0: none was."""
+        """Return the last number that was received; 0 if none was."""
         return self._seen.get(gateway, (_NEVER, 0.0))[0]
 
     def there(self) -> list[str]:
-        """Those that have a number and are not gone, sorted."""
+        """Return the gateways that have a number and are not gone, sorted."""
         gone = self.gone()
         return sorted(
             one for one, (number, _) in self._seen.items() if number != _NEVER and one not in gone
         )
 
     def gone(self, for_s: float = GONE_S) -> dict[str, int]:
-        """Those that have stood still for so long, with the number they stand at. Judged by when
-        was looked last: who was frozen, or could not ask, knows nothing about the others."""
+        """Return the gateways whose number has not changed for `for_s`, with that number. Judged at
+        the time of the last look: a process that was frozen, or got no answer, knows nothing about
+        others."""
         looked_at = self._looked_at
         if looked_at is None:
             return {}
@@ -85,23 +87,24 @@ class Heartbeats:
         }
 
     def is_gone(self, gateway: str, *, now: float) -> bool:
-        """Whether one that a row names is not there any more. One that has no number may have come
-        since the last look: it has GONE_S from now to get one."""
+        """Whether a gateway that a row names no longer exists. One without a number may have come
+        since the last look, so it has GONE_S from now to get one."""
         self._seen.setdefault(gateway, (_NEVER, now))
         return gateway in self.gone()
 
     def is_alone(self, *, now: float) -> bool:
-        """Whether others must take this gateway for gone by now: it has not been answered for
-        GONE_S. Its members are others' then, until it has been."""
+        """Whether others must take this gateway for gone by now, because it got no answer for
+        GONE_S. Its members may then be others', until it gets one."""
         return self._looked_at is None or now - self._looked_at >= GONE_S
 
 
 def with_members(
     row: Membership, gateway: str, members: Collection[str], gone: Collection[str] = ()
 ) -> Membership:
-    """The row, of the next generation, in which these are the gateway's members, and gateways that
-    are `gone` have none. Who was another gateway's member is this one's now: it has moved (R22).
-    The assignment stays: it is another rule's. Nothing would change: the same row.
+    """Return the row, of the next generation, in which these are the gateway's members, and
+    gateways that are `gone` have none. A member of another gateway among them has moved to this one
+    (R22). The assignment stays, because another rule makes it. The same row if nothing would
+    change.
     """
     mine = set(members)
     parts = {
@@ -122,7 +125,7 @@ def with_members(
 
 
 class LocalHeartbeats:
-    """Who is there, and what they say of themselves."""
+    """Numbers of gateways or nodes in one process's memory, with the texts that they send."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}

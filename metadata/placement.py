@@ -1,17 +1,17 @@
 """Storage clusters: their facts, where a new queue's partitions go, and whether they suffice. Pure.
 
 Places. A queue is spread over all clusters that take new partitions, zone by zone, so that a lost
-one takes part of each queue with it, and not all of some. One with more room takes more. Nothing
-new goes to a cluster that is hot or away. If all are hot, the queue is made all the same, where
-there is most room: an empty queue takes none, dead letters need theirs at any time, and publishing
-stops by itself below the reserve (R29). If none answers it is refused. The same facts and queue
-give the same places, whoever computes them.
+cluster takes part of each queue with it, and not all of some. One with more room takes more.
+Nothing new goes to a cluster that is hot or away. If all are hot, the queue is created all the
+same, where there is most room. An empty queue takes none, dead letters need theirs at any time, and
+publishing stops by itself below the reserve (R29). If none answers, the queue is refused. The same
+facts and queue give the same places on every gateway.
 
     well ── used ≥ hot_share ──▶ hot ── used < hot_share - COOLER ──▶ well
     any  ── not answered for AWAY_S ──▶ away ── answers ──▶ well or hot
 
-Facts. A manager probes the clusters and keeps these facts as marks of the catalog, where a gateway
-that places a new queue finds them, also while no manager is there. A fact is written when it has
+Facts. A manager probes the clusters and keeps these facts as marks of the catalog. A gateway that
+places a new queue finds them there, also while no manager runs. A fact is written when it has
 changed, and not at each probe.
 
     enough ── all that answer are hot, for HOLD_S ──▶ add
@@ -19,7 +19,7 @@ changed, and not at each probe.
     add, remove ── it is not so any more, for HOLD_S ──▶ enough
 
 Wishes. Each wish for more or fewer clusters has a number, and is kept in the catalog before its
-hook is called: a manager that takes over knows the last one, and calls again, under the same
+hook is called. So a manager that takes over knows the last one. It calls again, under the same
 number, if that call may not have happened.
 """
 
@@ -34,9 +34,9 @@ import msgspec
 from push.errors import Refused
 
 State = Literal["well", "hot", "away"]
-"""Takes new partitions; has too little room left; does not answer."""
+"""`well`: takes new partitions; `hot`: has too little room left; `away`: does not answer."""
 USED_UNKNOWN: Final = 0.5
-"""What is reckoned with of a cluster that nobody has looked at yet."""
+"""Assumed used share of a cluster that has not been probed yet."""
 FREE_MIN: Final = 0.01
 CYCLE_MAX: Final = 32
 """Places in a queue's row; its partitions go through them in turn."""
@@ -44,8 +44,8 @@ CYCLE_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A storage cluster, as far as it is known. `zone`: what is in one may be lost together, "":
-    nobody said; `used_share`: of its memory, None: unknown."""
+    """A storage cluster, as far as it is known. `zone`: clusters in one zone may be lost together;
+    "" if unknown. `used_share`: share of its memory; None if unknown."""
 
     name: str
     zone: str = ""
@@ -54,7 +54,7 @@ class Candidate:
 
     @property
     def free_share(self) -> float:
-        """More than nothing, so that shares of it can be compared."""
+        """Free share, always above 0, so that shares can be compared."""
         used = USED_UNKNOWN if self.used_share is None else self.used_share
         return max(FREE_MIN, 1 - used)
 
@@ -62,13 +62,13 @@ class Candidate:
 def place(
     queue_id: str, partitions: int, candidates: Sequence[Candidate], *, is_bounded: bool
 ) -> tuple[str, ...]:
-    """The names that the queue's partitions go through in turn: as short a list as says it all.
+    """Return the names that the queue's partitions go through in turn, as the shortest such list.
 
-    `is_bounded`: what the queue retains has a bound at which publishing is refused; then all of it
-    is at one cluster, which alone can count it exactly.
+    `is_bounded`: publishing is refused at a bound of what the queue retains. All of it then goes to
+    one cluster, which alone can count it exactly.
 
     Raises:
-        Refused: storage_unavailable: no cluster answers.
+        Refused: storage_unavailable when no cluster answers.
     """
     usable = [one for one in candidates if one.state == "well"]
     usable = usable or [one for one in candidates if one.state == "hot"]
@@ -90,28 +90,28 @@ def place(
 
 
 def _order(queue_id: str, usable: Sequence[Candidate]) -> list[Candidate]:
-    """Who comes first with this queue: by chance, more often who has more room, and one of every
-    zone before the second of any."""
+    """Order the clusters for this queue: by chance, weighted by room, and one of every zone before
+    the second of any."""
     raced = sorted(usable, key=lambda one: (_race(queue_id, one), one.name))
     in_zone: dict[str, int] = {}
     ranks: list[tuple[int, int, Candidate]] = []
     for place_in_race, one in enumerate(raced):
-        zone = one.zone or f"-{one.name}"  # of which nobody said: it is one of its own
+        zone = one.zone or f"-{one.name}"  # without a zone it is one of its own
         ranks.append((in_zone.get(zone, 0), place_in_race, one))
         in_zone[zone] = in_zone.get(zone, 0) + 1
     return [one for _, _, one in sorted(ranks, key=lambda rank: rank[:2])]
 
 
 def _race(queue_id: str, one: Candidate) -> float:
-    """The first of several such times is each one's as often as its share of the room says, and
-    the first of a zone's as its clusters' shares together: exponential waiting times."""
+    """Return an exponential waiting time. Among several, each is the first as often as its share of
+    the room says, and a zone's first as often as its clusters' shares together."""
     digest = blake2b(f"{queue_id}:{one.name}".encode(), digest_size=8).digest()
     drawn = (int.from_bytes(digest, "big") + 1) / (2**64 + 1)
     return -log(drawn) / one.free_share
 
 
 def _period(cycle: Sequence[str]) -> tuple[str, ...]:
-    """The shortest list that, repeated, is this one."""
+    """Return the shortest list whose repetition is this one."""
     for length in range(1, len(cycle)):
         if len(cycle) % length == 0 and all(
             cycle[place] == cycle[place % length] for place in range(len(cycle))
@@ -121,46 +121,47 @@ def _period(cycle: Sequence[str]) -> tuple[str, ...]:
 
 
 HOT_SHARE: Final = 0.8
-"""Of its memory: where nothing new is placed."""
+"""Used share of a cluster's memory at which nothing new is placed there."""
 COOLER: Final = 0.1
-"""So much less before it is well again: a cluster at the line must not be hot and well in turns."""
+"""Share by which a hot cluster must fall below the line before it is well again, so that one at the
+line is not hot and well in turns."""
 IDLE_SHARE: Final = 0.2
 AWAY_S: Final = 10.0
-"""Without an answer, by the clock of who asks."""
+"""Seconds without an answer, by the observer's clock, after which a cluster is away."""
 TOLD_EVERY_S: Final = 10.0
-"""Of how full one is; a mark is a change of the catalog, which every gateway reads."""
+"""Seconds between two writes of the used share; every gateway reads each change of a mark."""
 TOLD_STEP: Final = 0.02
-"""Of its memory: what is placed does not change noticeably for less."""
+"""Change of the used share that is worth a write; smaller ones hardly change a placement."""
 CLUSTER_MARK: Final = "storage cluster "
-"""And its name: the mark of its facts."""
+"""Prefix of a cluster's name in the mark that holds its facts."""
 
 
 class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a manager has found."""
+    """A manager's findings about one cluster."""
 
     name: str
     zone: str = ""
     state: State = "well"
     used_bytes: int = 0
-    """Of the fullest primary, as it counts for its bound."""
+    """Use of the fullest primary, as it counts for its bound."""
     bound_bytes: int = 0
-    """0: it has none, and is never hot."""
+    """Bound of that primary; 0 if it has none, and then the cluster is never hot."""
     since_unix_ms: int = 0
-    """When it was first found in this state."""
+    """Time at which it was first found in this state."""
     why: str = ""
-    """It is away: what was heard last."""
+    """Last error of a cluster that is away."""
     hot_share: float = HOT_SHARE
-    """The manager's line (--hot-percent)."""
+    """Used share from which the manager calls it hot (--hot-percent)."""
 
     @property
     def used_share(self) -> float:
-        """0 to 1, and more where acknowledgements have gone beyond the bound."""
+        """Used share, 0 to 1, and more if acknowledgements went beyond the bound."""
         return self.used_bytes / self.bound_bytes if self.bound_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterProbe:
-    """At a cluster, just now. `why`: it did not answer; "": it did."""
+    """Result of one probe of a cluster. `why`: why it did not answer; "" if it did."""
 
     name: str
     zone: str = ""
@@ -183,13 +184,13 @@ class Clusters:
 
     @property
     def facts(self) -> list[ClusterFacts]:
-        """By name."""
+        """All facts, sorted by cluster name."""
         return [facts for _, facts in sorted(self._facts.items())]
 
     def looked(
         self, looks: Sequence[ClusterProbe], *, now: float, wall_unix_ms: int
     ) -> list[ClusterFacts]:
-        """All clusters were looked at; those of which the facts are to be written, anew."""
+        """Note a probe of all clusters; return the facts that must be written again."""
         names = {look.name for look in looks}
         self._facts = {name: one for name, one in self._facts.items() if name in names}
         for look in looks:
@@ -238,24 +239,24 @@ class Clusters:
         return has_moved or told.bound_bytes != one.bound_bytes
 
     def told(self, facts: ClusterFacts, *, now: float) -> None:
-        """They are written."""
+        """Note that the facts are written."""
         self._told[facts.name] = facts
         self._told_at[facts.name] = now
 
     def check(self) -> None:
-        """Nothing is hot that has no bound, and a state has a time."""
+        """Assert that a cluster without a bound is not hot, and that a state has a time."""
         for facts in self._facts.values():
             assert facts.bound_bytes or facts.state != "hot"
             assert facts.since_unix_ms >= 0
 
 
 def encode_facts(facts: ClusterFacts) -> str:
-    """The text of the mark."""
+    """Encode facts as the text of a mark."""
     return msgspec.json.encode(facts).decode()
 
 
 def read_facts(text: str | None) -> ClusterFacts | None:
-    """Of one mark; None: there is none, or none that can be read: as if nobody had looked."""
+    """Decode one mark; None if there is none or it is unreadable, as if nobody had probed."""
     try:
         return msgspec.json.decode(text, type=ClusterFacts) if text else None
     except msgspec.MsgspecError:
@@ -263,8 +264,8 @@ def read_facts(text: str | None) -> ClusterFacts | None:
 
 
 def candidate(name: str, zone: str, facts: ClusterFacts | None, *, answers: bool) -> Candidate:
-    """A cluster as who places a queue knows it; `answers`: this gateway itself, which knows better
-    than a manager that may be gone, or may not reach it."""
+    """Make a candidate as this gateway sees a cluster. `answers`: whether it answers this gateway,
+    which counts more than a manager's fact: the manager may be gone, or may not reach it."""
     if not answers:
         return Candidate(name, zone, state="away")
     if facts is None:
@@ -277,26 +278,26 @@ def candidate(name: str, zone: str, facts: ClusterFacts | None, *, answers: bool
 
 Kind = Literal["enough", "add", "remove"]
 HOLD_S: Final = 60.0
-"""It is so for so long: what comes and goes is not told."""
+"""Seconds for which a finding must hold before it becomes a wish."""
 SCALING_MARK: Final = "storage scaling"
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a manager would do. `clusters`: those that it would remove; of what it would add it only
-    says that it is one."""
+    """A manager's wish for more or fewer clusters. `clusters`: those that it would remove; a wish
+    to add one names none."""
 
     number: int = 0
     kind: Kind = "enough"
     clusters: tuple[str, ...] = ()
     since_unix_ms: int = 0
     is_told: bool = True
-    """The hook has heard of it, and has answered that it is well."""
+    """Whether the hook was called and succeeded."""
     has_hook: bool = False
-    """There is one, which may do what is wished. Without it it is a line in the log."""
+    """Whether a hook exists, which may fulfil the wish. Without one the wish is only logged."""
 
 
 class Scaling:
-    """What is wished for, as one manager knows it."""
+    """The current wish, as one manager knows it. `now` is in seconds of its own clock."""
 
     def __init__(self, wish: Wish | None = None) -> None:
         self.wish = wish or Wish()
@@ -311,8 +312,9 @@ class Scaling:
         now: float,
         wall_unix_ms: int,
     ) -> Wish | None:
-        """All clusters were looked at; `in_use`: those that have partitions of some queue, or the
-        catalog. The wish that is to be kept and told now; None: it is as before."""
+        """Note a probe of all clusters. `in_use`: those that have partitions of some queue, or the
+        catalog. Returns the wish that must be stored and sent to the hook now; None if it is as
+        before."""
         found = wish_for(facts, in_use)
         if found == (self.wish.kind, self.wish.clusters):
             self._other = None
@@ -331,24 +333,24 @@ class Scaling:
         )
 
     def kept(self, wish: Wish) -> None:
-        """The catalog has it."""
+        """Note that the catalog has the wish."""
         assert wish.number >= self.wish.number
         self.wish = wish
         self._other = None
 
     def next_deadline(self) -> float:
-        """When what is found may have held for long enough; infinity: nothing else is found."""
+        """Return when a new finding may have held for HOLD_S; infinity if there is none."""
         return float("inf") if self._other is None else self._other_since + HOLD_S
 
 
 def wish_for(
     facts: Sequence[ClusterFacts], in_use: Collection[str]
 ) -> tuple[Kind, tuple[str, ...]]:
-    """What these facts alone speak for."""
+    """Return the wish that these facts alone suggest."""
     answering = [one for one in facts if one.state != "away"]
     if answering and all(one.state == "hot" for one in answering):
         return "add", ()
-    # Of clusters that are away nobody knows how idle they are.
+    # How idle a cluster is that is away is not known.
     is_idle = len(answering) == len(facts) > 1 and all(
         one.bound_bytes and one.used_share < IDLE_SHARE for one in facts
     )
@@ -357,7 +359,7 @@ def wish_for(
 
 
 def read_wish(text: str | None) -> Wish | None:
-    """Of the mark; None: there is none that can be read."""
+    """Decode the mark; None if there is none that can be read."""
     try:
         return msgspec.json.decode(text, type=Wish) if text else None
     except msgspec.MsgspecError:
@@ -365,12 +367,12 @@ def read_wish(text: str | None) -> Wish | None:
 
 
 def clusters_to_remove(text: str | None) -> tuple[str, ...]:
-    """Of the mark: the clusters that a hook was told to remove, by name. Nothing new belongs there.
-    Where there is no hook they stay."""
+    """Return the clusters that a hook was asked to remove, by the mark's text. Nothing new belongs
+    there. Where there is no hook they stay in use."""
     wish = read_wish(text)
     return wish.clusters if wish is not None and wish.kind == "remove" and wish.has_hook else ()
 
 
 def encode_wish(wish: Wish) -> str:
-    """The text of the mark."""
+    """Encode a wish as the text of the mark."""
     return msgspec.json.encode(wish).decode()

@@ -1,7 +1,7 @@
-"""The client interface of the metadata: what a gateway asks, in-process today, a service later.
+"""The client interface of the metadata, which gateways call: in-process, or a service's client.
 
-Principal and tenant are on every call. Every method raises `push.errors.Refused` for what it
-refuses and returns only what is durable.
+Principal and tenant are on every call. Every method raises `push.errors.Refused` when it refuses,
+and returns only what is durable.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,37 +26,38 @@ STORAGE_INCARNATION: Final = "storage incarnation"
 
 
 class Metadata(Protocol):
-    """What there is, who may know of it, and who is a member of what.
+    """The names, rights and memberships that a gateway asks for.
 
-    Looking up by name is answered from memory (`find_queue`, `find_group`): it is on the path of
-    every publish. Everything else may wait for a disk or a network.
+    Look-ups by name (`find_queue`, `find_group`) are answered from memory, because every publish
+    makes one. Everything else may wait for a disk or a network.
     """
 
     @property
     def data_keys(self) -> DataKeys:
-        """What payloads are sealed under, wrapped."""
+        """The wrapped keys that payloads are sealed under."""
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
-        """Raises Refused(queue_not_found)."""
+        """Return the queue of this name. Raises Refused(queue_not_found)."""
 
     def find_group(self, principal: Principal, queue: Queue, name: str) -> Group:
-        """Raises Refused(group_not_found)."""
+        """Return the queue's group of this name. Raises Refused(group_not_found)."""
 
     async def catch_up(self) -> None:
-        """What others had changed before this was called is known here when it returns. Nobody else
-        changes it: at once. Raises Refused: nobody answers."""
+        """Learn every change that others had made before this call. Returns at once if nobody else
+        changes the catalog. Raises Refused when nobody answers."""
 
     def queue_by_id(self, queue_id: str) -> Queue | None:
-        """None: deleted, or never there."""
+        """Return the queue of this id; None when it was deleted or never existed."""
 
     def list_queues(self, principal: Principal) -> list[Queue]:
-        """The tenant's queues by name."""
+        """Return the tenant's queues by name."""
 
     def list_all_queues(self) -> list[Queue]:
-        """Every tenant's queues, in no order: for the broker's own upkeep, never for a client."""
+        """Return every tenant's queues in no order, for the broker's own upkeep, never for a
+        client."""
 
     def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
-        """The queue's groups by name."""
+        """Return the queue's groups by name."""
 
     async def put_queue(
         self,
@@ -65,27 +66,27 @@ class Metadata(Protocol):
         settings: QueueSettings,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """Create it (True), or find it (False): what is there never changes by this. `named`: the
-        settings that whoever asks wants to be so.
+        """Create a queue (True), or find it (False). An existing queue is never changed by this.
+        `named`: the settings whose values the request demands.
 
-        Raises Refused: invalid_name, invalid_request, limit_reached; settings_differ: it is there,
+        Raises Refused: invalid_name, invalid_request, limit_reached; settings_differ when it exists
         and one of those `named` has another value.
         """
 
     async def change_queue(
         self, principal: Principal, name: str, named: Named, *, was: Queue | None = None
     ) -> tuple[QueueSettings, Queue] | None:
-        """Change the settings that are named, and no others: the settings before, and the queue as
-        it is then. None: it is not the queue `was` any more, or has other settings than that had,
-        and nothing changed. Raises Refused: queue_not_found, setting_fixed, invalid_request,
+        """Change the named settings and no others; return the settings before, and the new queue.
+        None, and nothing changed, when it is not the queue `was` any more, or has other settings
+        than that had. Raises Refused: queue_not_found, setting_fixed, invalid_request,
         invalid_name."""
 
     async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
-        """Let nothing be given out to its groups, or let it again; as it is then, durably. It is
-        so already: nothing happens. Raises Refused(queue_not_found)."""
+        """Stop or resume giving out messages to the queue's groups; return the queue, durably
+        changed. Nothing happens when it is so already. Raises Refused(queue_not_found)."""
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
-        """Take it and its groups out of the catalog, durably; its id goes to `dropped()` until
+        """Remove a queue and its groups from the catalog, durably; its id goes to `dropped()` until
         `forget`. Raises Refused(queue_not_found)."""
 
     async def put_group(
@@ -98,9 +99,9 @@ class Metadata(Protocol):
         *,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
-        """Create it (True), or find it (False), as `put_queue`. Where it starts only matters at
-        creation: `start`, or what the settings say. Raises Refused: invalid_name, invalid_request,
-        limit_reached, queue_not_found, settings_differ."""
+        """Create a group (True), or find it (False), like `put_queue`. Its start matters only at
+        creation: `start`, or else what the settings say. Raises Refused: invalid_name,
+        invalid_request, limit_reached, queue_not_found, settings_differ."""
 
     async def change_group(
         self,
@@ -111,41 +112,42 @@ class Metadata(Protocol):
         *,
         was: Group | None = None,
     ) -> tuple[GroupSettings, Group] | None:
-        """Change the settings that are named, as `change_queue`. Raises Refused: group_not_found,
-        invalid_request."""
+        """Change the named settings and no others, like `change_queue`. Raises Refused:
+        group_not_found, invalid_request."""
 
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
     ) -> Group:
-        """Take it out of the catalog, durably; its id goes to `dropped()` until `forget`. `row`: as
-        the group was when that was decided. It is held to the row's id and generation, in one act.
+        """Remove a group from the catalog, durably; its id goes to `dropped()` until `forget`.
+        `row`: the group's row when the removal was decided. Its id and generation must still be the
+        same, which is checked in the same act.
 
-        Raises Refused(group_not_found); Fenced: the row is of another generation, and nothing
-        happened: somebody has come or gone (R14).
+        Raises Refused(group_not_found); Fenced when the row is of another generation, because a
+        member has joined or left, and nothing happened (R14).
         """
 
     def dropped(self) -> list[tuple[str, str | None]]:
-        """(queue_id, group_id or None): deleted here, perhaps not yet in the storage. A queue
-        stands for its groups too."""
+        """Return (queue_id, group_id or None) of what was deleted here, perhaps not yet in the
+        storage. A queue stands for its groups too."""
 
     async def forget(self, queue_id: str, group_id: str | None) -> None:
-        """The storage has dropped it too. Not in `dropped()`: nothing happens."""
+        """Note that the storage has dropped it too. Does nothing if it is not in `dropped()`."""
 
     async def membership(self, group_id: str) -> Membership:
-        """The group's row. When nobody has changed it yet: without members, of a generation above
-        every one before, with the assignment and `lingers` that the gateway before has left if
-        somebody lingered. Raises Refused(group_not_found)."""
+        """Return the group's row. Until somebody changes it, it has no members and a generation
+        above all before. If somebody lingered, it also has the assignment and `lingers` that the
+        previous gateway left. Raises Refused(group_not_found)."""
 
     async def glance(self, group_id: str) -> Membership:
-        """The group's row as it stands where it is changed first: whatever a gateway was told that
-        it has changed is in it, and perhaps what nobody was told and is taken back again. Good for
-        stopping what others may have, never for deciding what is to be. Waits for no copies.
-        Raises Refused(group_not_found); deleted elsewhere a moment ago: generation 0."""
+        """Return the group's row as it is where it is changed first. It contains every change that
+        was confirmed to a gateway, and perhaps one that was not and that is taken back again. Use
+        it to stop deliveries, never to decide the next row. Waits for no copies. Raises
+        Refused(group_not_found); generation 0 when it was deleted elsewhere a moment ago."""
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
-        """Compare-and-set (R14): False, and nothing changed, when the generation is another one.
-        A row with somebody who lingers is durable, or that could not be and was logged.
-        Raises Refused: group_not_found; invalid_request: `new.generation` is not above
+        """Compare and set a row (R14); False, and nothing changed, when its generation is another
+        one. A row with a lingering member is durable; if it could not be written, that was logged.
+        Raises Refused: group_not_found; invalid_request when `new.generation` is not above
         `expected_generation`."""
 
     @property
@@ -155,85 +157,90 @@ class Metadata(Protocol):
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """Say that this gateway is there, with a number that is above all that it has said, and
-        hear all gateways' numbers (`metadata.heartbeats`). One that is not above what was heard of
-        it came late and changes nothing. Those to `forget` are no longer told, if they still stand
-        at this number; "" is no gateway and only forgets. `says`: what `said` tells of it. Raises
-        Refused or Unknown: nobody answers."""
+        """Announce that this gateway is alive and return all gateways' numbers
+        (`metadata.heartbeats`). `number` must be above all that it has sent; one that is not came
+        late and changes nothing. Numbers to `forget` are no longer returned if they still have this
+        value. The gateway "" only forgets. `says`: text that `said` returns for it. Raises Refused
+        or Unknown when nobody answers."""
 
     async def said(self) -> dict[str, str]:
-        """What each gateway that has a number said with its last beat; "": nothing. Raises Refused
-        or Unknown: nobody answers."""
+        """Return the text that each gateway with a number sent with its last beat; "" when it sent
+        none. Raises Refused or Unknown when nobody answers."""
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
         """Register for (group id, generation) of rows that a gateway has changed, this one too;
-        called on the event loop. Some may be lost: it is a hint to look. Where one gateway works
-        on a catalog, there is nothing to hear."""
+        called on the event loop. Some may be lost, so a call is a hint to look. Nothing is called
+        where one gateway works on a catalog."""
 
     @property
     def tokens(self) -> "Tokens":
         """The API tokens."""
 
     def secret(self, name: str) -> bytes:
-        """32 random bytes of this name, made once and kept with the catalog (receipts)."""
+        """Return 32 random bytes of this name, made once and kept with the catalog (receipts)."""
 
     def mark(self, name: str) -> str | None:
-        """What `set_mark` remembered last. None: nothing. For what must be found again beside this
-        catalog, as the storage's incarnation: another one is refused, never adopted (R30, P13)."""
+        """Return the last value of `set_mark`; None if there was none. A mark names what must be
+        found again with this catalog. With another storage's incarnation the gateway refuses to
+        start, and never adopts it (R30, P13)."""
 
     async def set_mark(self, name: str, value: str) -> None:
-        """Remember it with the catalog, durably."""
+        """Store a mark with the catalog, durably."""
 
     def on_queue_changed(self, listener: "QueueListener") -> None:
-        """Register for created, changed and deleted queues and groups. With a deleted queue its
-        groups come first, one by one."""
+        """Register for created, changed and deleted queues and groups. The groups of a deleted
+        queue come before it, one by one."""
 
     @property
     def age_s(self) -> float:
-        """What other gateways changed before so many seconds is known here. 0: there are none."""
+        """Age in seconds of this view: older changes of other gateways are known here. 0 when there
+        are none."""
 
     async def state(self) -> tuple[bool, str]:
-        """(ready, why not)."""
+        """Return (ready, why not)."""
 
     async def close(self) -> None:
-        """Finish and close."""
+        """Finish the changes that have begun, and close."""
 
 
 class Tokens(Protocol):
-    """API tokens, and certificates that stand for one. What looks up answers from memory: it is on
-    the path of every request."""
+    """API tokens, and certificates that stand for one. Look-ups are answered from memory, because
+    every request makes one."""
 
     @property
     def is_known(self) -> bool:
-        """Whether it was heard lately enough which tokens are revoked (P11): False, where nobody
-        could be asked for METADATA_STALE_S; then none of them admits anybody, and whatever they
-        have admitted was told to have ended."""
+        """Whether revocations are known up to lately enough (P11). False when nobody could be asked
+        for METADATA_STALE_S. Then no token admits anybody, and listeners were notified that all
+        access that tokens gave has ended."""
 
     def find(self, token_id: str) -> TokenRecord | None:
-        """None: revoked, or never there."""
+        """Return the token's record; None when it was revoked or never existed."""
 
     def of_certificate(self, certificate: str) -> list[TokenRecord]:
-        """Those that a client certificate of this name stands for."""
+        """Return the tokens that a client certificate of this name stands for."""
 
     def listed(self) -> list[TokenRecord]:
-        """Every tenant's, by tenant and name: for the operator, never for a client."""
+        """Return every tenant's tokens by tenant and name: for the operator, never for a client."""
 
     async def create(self, record: TokenRecord) -> None:
-        """It admits from now on, durably. Raises Refused: invalid_name, invalid_request,
-        limit_reached; too_many: its id is taken, draw another one."""
+        """Store a token, which admits from now on, durably. Raises Refused: invalid_name,
+        invalid_request, limit_reached; too_many when its id is taken and the caller draws
+        another."""
 
     async def revoke(self, token_id: str) -> TokenRecord:
-        """It admits nobody from now on, durably; what it was. Raises Refused(not_found)."""
+        """Revoke a token durably and return its record. It admits nobody from now on. Raises
+        Refused(not_found)."""
 
     def note_used(self, token_id: str, *, unix_ms: int) -> None:
-        """It has admitted somebody. Kept to the hour, some time later; never waits or fails."""
+        """Note that a token has admitted somebody. The time is stored to the hour, a while later;
+        this never waits or fails."""
 
     def on_revoked(self, listener: Callable[[TokenRecord], None]) -> None:
-        """Register for revoked ones; called on the event loop after the change is durable."""
+        """Register for revoked tokens; called on the event loop after the change is durable."""
 
 
 def has_queue(metadata: Metadata, principal: Principal, name: str) -> bool:
-    """Whether there is a queue of this name, to this principal."""
+    """Whether a queue of this name exists for this principal."""
     try:
         metadata.find_queue(principal, name)
     except Refused:
@@ -242,6 +249,6 @@ def has_queue(metadata: Metadata, principal: Principal, name: str) -> bool:
 
 
 class QueueListener(Protocol):
-    """Called on the event loop after the change is durable."""
+    """Listener that is called on the event loop after the change is durable."""
 
     def __call__(self, queue: Queue, group: Group | None, *, deleted: bool) -> None: ...

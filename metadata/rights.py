@@ -1,4 +1,4 @@
-"""What somebody may do: rights on patterns of queues and, to publish and to read, of keys. Pure.
+"""Rights on patterns of queues and, to publish and to read, on patterns of keys. Pure.
 
 A right is written `verbs:queues` or `verbs:queues:keys`, as in
 
@@ -7,8 +7,8 @@ A right is written `verbs:queues` or `verbs:queues:keys`, as in
     read:feed:user-7            read `feed`, its key `user-7` alone
 
 In a pattern `*` stands for any run of characters, also none; `\\*` and `\\\\` stand for themselves.
-`consume`, `manage` and `observe` are rights on whole queues: they take no keys. `observe` lets one
-look at figures, and nothing else: it is for who scrapes metrics.
+`consume`, `manage` and `observe` are rights on whole queues, so they take no keys. `observe` allows
+a look at figures, and nothing else: it is meant for scrapers of metrics.
 """
 
 import re
@@ -31,7 +31,7 @@ PLACEHOLDER: Final = re.compile(r"\{([A-Za-z0-9_.-]{1,64})\}")
 
 
 class RightsError(ValueError):
-    """A right is not written as it must be. The text is a sentence that names it."""
+    """Error: a right is not written correctly. The text is a sentence that names it."""
 
 
 class Right(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,7 +48,7 @@ class Right(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyScope:
-    """The keys that a right is on. `patterns` None: all of them, and messages without a key."""
+    """The keys that a right covers; with `patterns` None all keys, and messages without a key."""
 
     __slots__ = ("_expression", "patterns")
 
@@ -60,12 +60,12 @@ class KeyScope:
 
     @property
     def is_all(self) -> bool:
-        """Whether there is no key that it is not on."""
+        """Whether it covers every key."""
         return self._expression is None
 
     def allow(self, key: str | None) -> bool:
-        """Whether it is on this key; None: a message without one, which a right on some keys never
-        covers."""
+        """Whether it covers this key. None stands for a message without a key, which a right on
+        some keys never covers."""
         if self._expression is None:
             return True
         return key is not None and self._expression.fullmatch(key) is not None
@@ -75,7 +75,7 @@ ALL_KEYS: Final = KeyScope(None)
 
 
 class Rights:
-    """Everything that one credential gives. Immutable but for its memory of answers."""
+    """Everything that one credential allows. Immutable except for its memory of answers."""
 
     __slots__ = ("_memo", "grants")
 
@@ -93,7 +93,7 @@ class Rights:
         return f"Rights({', '.join(map(str, self.grants))})"
 
     def keys(self, verb: Verb, queue: str) -> KeyScope | None:
-        """The keys of the queue on which the verb is allowed; None: on none."""
+        """Return the keys of the queue on which the verb is allowed; None if on none."""
         try:
             return self._memo[verb, queue]
         except KeyError:
@@ -109,11 +109,12 @@ class Rights:
         self._memo[verb, queue] = keys
         return keys
 
+    # enforces: P11
     def check(self, verb: Verb, queue: str) -> KeyScope:
-        """The keys on which the verb is allowed there.
+        """Return the keys on which the verb is allowed there.
 
         Raises:
-            Refused: forbidden: on none. It says nothing about whether there is such a queue.
+            Refused: forbidden if on none. The error does not say whether the queue exists.
         """
         keys = self.keys(verb, queue)
         if keys is None:
@@ -121,8 +122,8 @@ class Rights:
         return keys
 
     def check_keys(self, verb: Verb, queue: str, keys: Iterable[str] | None) -> None:
-        """Check a request that is about these keys; None: about every key, and about messages
-        without one. Raises Refused(forbidden)."""
+        """Check a request about these keys. None stands for every key, and for messages without
+        one. Raises Refused(forbidden)."""
         allowed = self.check(verb, queue)
         if allowed.is_all:
             return
@@ -134,18 +135,18 @@ class Rights:
                 raise Refused("forbidden", f"{where}, and {key!r} is none of them")
 
     def check_one_of(self, verbs: Iterable[Verb], queue: str) -> None:
-        """Raises Refused(forbidden) unless one of these is allowed there, on some keys at least."""
+        """Raise Refused(forbidden) unless one of these is allowed there, on some keys at least."""
         verbs = tuple(verbs)
         if all(self.keys(verb, queue) is None for verb in verbs):
             needed = f"the right to {' or '.join(verbs)}"
             raise Refused("forbidden", f"this needs {needed}, on the queue {queue!r}")
 
     def is_everywhere(self, verb: Verb) -> bool:
-        """Whether it is allowed on every queue that there is or may be."""
+        """Whether the verb is allowed on every queue that exists or may exist."""
         return any(verb in grant.verbs and not grant.queues.strip("*") for grant in self.grants)
 
     def sees(self, queue: str) -> bool:
-        """Whether there is any right on the queue, so that its existence is no secret."""
+        """Whether any right covers the queue, so that its existence is no secret."""
         return any(self.keys(verb, queue) is not None for verb in VERBS)
 
 
@@ -154,7 +155,7 @@ NO_RIGHTS: Final = Rights([])
 
 
 def parse_right(text: str) -> Right:
-    """A right as it is written. Raises RightsError."""
+    """Parse a right. Raises RightsError."""
     if not _is_utf8(text):
         raise RightsError(f"{text!r} is no right: it is not valid UTF-8")
     parts = text.split(":", 2)
@@ -176,7 +177,8 @@ def parse_right(text: str) -> Right:
 
 
 def parse_rights(texts: Iterable[str]) -> Rights:
-    """Several. Raises RightsError: one is wrong, or there are more than GRANTS_MAX."""
+    """Parse several rights. Raises RightsError if one is wrong, or there are more than
+    GRANTS_MAX."""
     grants = tuple(map(parse_right, texts))
     if len(grants) > GRANTS_MAX:
         raise RightsError(f"at most {GRANTS_MAX} rights, not {len(grants)}")
@@ -184,12 +186,12 @@ def parse_rights(texts: Iterable[str]) -> Rights:
 
 
 def fill_in(template: str, claims: Mapping[str, object]) -> str:
-    """The right of a template: `{name}` becomes that claim, literally: whatever stands in it is no
-    pattern, so that nobody who is called `*` reads everything.
+    """Fill the claims into the right of a template: `{name}` becomes that claim, literally. A claim
+    never acts as a pattern, so that a user called `*` does not read everything.
 
     Raises:
-        RightsError: a claim is missing, is no text or number, is not valid UTF-8, or stands for a
-            queue and has what no name of one has.
+        RightsError: a claim is missing, is neither text nor number, is not valid UTF-8, or names
+            a queue with characters that no queue's name has.
     """
 
     def claim(match: "re.Match[str]") -> str:
@@ -197,7 +199,7 @@ def fill_in(template: str, claims: Mapping[str, object]) -> str:
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise RightsError(f"the right {template!r} needs the claim {match[1]!r}")
         # In a queue's pattern a colon would begin the keys, and a blank at its edge would be cut
-        # off: who is called "red " is not red. In the keys both are characters like others.
+        # off: a user called "red " is not red. In the keys both are ordinary characters.
         text = str(value)
         if not _is_utf8(text):
             raise RightsError(f"the claim {match[1]!r} is not valid UTF-8")
@@ -209,13 +211,13 @@ def fill_in(template: str, claims: Mapping[str, object]) -> str:
 
 
 def literal(text: str) -> str:
-    """The pattern that only this text fits."""
+    """Return the pattern that only this text matches."""
     return text.replace("\\", "\\\\").replace("*", "\\*")
 
 
 def _regex(pattern: str) -> str:
-    """Linear, however many `*`: what stands between two of them is looked for once, from the left,
-    in an atomic group."""
+    """Compile a pattern to an expression that matches in linear time for any number of `*`. The
+    text between two of them is searched once, from the left, in an atomic group."""
     runs: list[str] = [""]
     for part in _PART.findall(pattern):
         if part.startswith("*"):
@@ -229,7 +231,7 @@ def _regex(pattern: str) -> str:
 
 
 _IN_QUEUES: Final = re.compile(r"[A-Za-z0-9._*\\-]+")
-"""What a claim may have where the queues stand: all that names have, and what is a pattern's."""
+"""Characters that a claim may have in a queue's place: those of names, and those of patterns."""
 _PART: Final = re.compile(r"\\[*\\]|\*+|[^*\\]+|\\")
 _ESCAPED: Final = ("\\*", "\\\\")
 

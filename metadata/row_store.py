@@ -2,9 +2,9 @@
 
 `RowStore` works over any database that compares and sets (`metadata.backend`). Rows have kinds,
 ids, and values with a checksum. A value is a CRC-32 of its place and content as 8 hexadecimal
-digits, then the content (R30): a row that is found in another one's place is damaged, too. The
-gateway that makes the row writes the checksum and the one that reads it checks it, so nothing on
-the way changes a bit unnoticed.
+digits, then the content (R30), so a row in another row's place counts as damaged, too. The gateway
+that makes the row writes the checksum and the one that reads it checks it, so no bit changes
+unnoticed on the way.
 """
 
 import asyncio
@@ -52,28 +52,28 @@ StructT = TypeVar("StructT", Queue, Group, TokenRecord, DataKey, Membership)
 
 
 class Damaged(Exception):
-    """A row is not what was written; says which."""
+    """Error: a row is not what was written; says which."""
 
 
 def random_id() -> str:
-    """50 random bits as ten letters and digits: short in a log, unlike any name."""
+    """Draw 50 random bits as ten letters and digits: short in a log, unlike any name."""
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LETTERS))
 
 
 def columns_of(row: Queue | Group) -> tuple[str, str, str]:
-    """(id, what the name is unique in, name)."""
+    """Return (id, scope in which the name is unique, name)."""
     if isinstance(row, Queue):
         return row.queue_id, row.tenant, row.name
     return row.group_id, row.queue_id, row.name
 
 
 def pack(kind: str, row_id: str, content: bytes) -> bytes:
-    """The value of a row."""
+    """Return the stored value of a row."""
     return b"%08x" % zlib.crc32(f"{kind}:{row_id}:".encode() + content) + content
 
 
 def unpack(kind: str, row_id: str, value: bytes) -> bytes:
-    """The content of a row. Raises Damaged."""
+    """Return the content of a row. Raises Damaged."""
     content = value[_CRC_BYTES:]
     if pack(kind, row_id, content) != value:
         raise Damaged(f"the row {row_id!r} of {kind} is damaged")
@@ -81,12 +81,12 @@ def unpack(kind: str, row_id: str, value: bytes) -> bytes:
 
 
 def pack_struct(kind: str, row_id: str, row: msgspec.Struct) -> bytes:
-    """The value of a row that is a struct."""
+    """Return the stored value of a row that is a struct."""
     return pack(kind, row_id, _ENCODE(row))
 
 
 def read_struct(kind: str, row_id: str, value: bytes, form: type[StructT]) -> StructT:
-    """The struct of a row. Raises Damaged."""
+    """Return the struct of a row. Raises Damaged."""
     try:
         return msgspec.json.decode(unpack(kind, row_id, value), type=form)
     except msgspec.DecodeError as error:
@@ -94,7 +94,7 @@ def read_struct(kind: str, row_id: str, value: bytes, form: type[StructT]) -> St
 
 
 def read_token(row_id: str, value: bytes) -> TokenRecord | None:
-    """None: it is damaged, and admits nobody."""
+    """Read a token; None when it is damaged, and then it admits nobody."""
     try:
         record = read_struct("tokens", row_id, value, TokenRecord)
         rights_of(record.rights)
@@ -104,11 +104,11 @@ def read_token(row_id: str, value: bytes) -> TokenRecord | None:
 
 
 def read_rows(raw: Raw) -> Contents:
-    """All rows that are there; damaged tokens are left out.
+    """Read all rows; damaged tokens are left out.
 
     Raises:
-        Damaged: any other row is damaged. A queue that were left out would be made anew under its
-            name, and its messages orphaned.
+        Damaged: any other row is damaged. If a damaged queue were left out, it would be created
+            anew under its name, and its messages orphaned.
     """
     there = {
         kind: [(row_id, value) for row_id, value in raw.get(kind, {}).items() if value is not None]
@@ -133,10 +133,9 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class RowStore:
-    """`metadata.backend.Store` over a database; made by `open`."""
+    """`metadata.backend.Store` over a database; `open` makes one."""
 
     is_shared = True
-    """See Store."""
 
     def __init__(
         self,
@@ -145,18 +144,16 @@ class RowStore:
         draw_id: Callable[[], str],
     ) -> None:
         self.root_secret = b""
-        """See Store."""
         self.broken: str | None = None
-        """See Store."""
         self._database = database
         self._on_fatal = on_fatal
         self._draw_id = draw_id
         self._seen = NOWHERE
         self._read_at = float("-inf")
-        """When the newest reading was begun, by the loop's clock."""
+        """Time of the loop's clock at which the newest read began."""
         self._queues: set[str] = set()
         self._groups: dict[str, str] = {}
-        """Id → queue id, as of what was dropped."""
+        """Group id → queue id. `_dropped` has the same form."""
         self._dropped: dict[str, str] = {}
         self._tokens: set[str] = set()
         self._rang = asyncio.Event()
@@ -170,14 +167,14 @@ class RowStore:
         on_fatal: Callable[[str], None] | None = None,
         draw_id: Callable[[], str] = random_id,
     ) -> "tuple[RowStore, Contents]":
-        """Read the catalog that is there.
+        """Read the existing catalog.
 
         `on_fatal` is called on the event loop, once, with a sentence, when the catalog is no longer
-        the one that was read, or an older copy of it, or damaged (R30): what is in this gateway's
-        memory is then about queues that may not exist, and it must end.
+        the one that was read, or an older copy of it, or damaged (R30). This gateway's memory is
+        then about queues that may not exist, and the process must end.
 
         Raises:
-            Refused: storage_unavailable: there is no catalog, it is damaged, or nobody answers.
+            Refused: storage_unavailable when there is no catalog, it is damaged, or nobody answers.
             Unknown: too few copies answer in time.
         """
         store = cls(database, on_fatal, draw_id)
@@ -201,7 +198,7 @@ class RowStore:
 
     @property
     def place(self) -> CatalogPlace:
-        """What is known here was so then."""
+        """The moment of the catalog that this view shows."""
         return self._seen
 
     @property
@@ -292,8 +289,9 @@ class RowStore:
     # --- Changing --------------------------------------------------------------------------------
 
     async def _change(self, writes: Sequence[Write], row: RowCondition = NO_CONDITION) -> None:
-        """All of these or none, if nobody has changed the catalog since its news were read. `row`:
-        a group whose row must be of this generation; Fenced: it is not."""
+        """Make all of these writes or none, if nobody has changed the catalog since its news were
+        read. `row`: a group whose row must have this generation. Raises Stale; Fenced when it has
+        another."""
         self._check_well()
         seen, stamp = self._seen, secrets.token_hex(8)
         if not await self._database.change(seen, stamp, writes, row):

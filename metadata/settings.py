@@ -1,7 +1,7 @@
-"""Settings as requests name them: what differs from what is there, and what a change makes of it.
+"""Settings as requests name them: differences from what exists, and the result of a change.
 
-A request names some settings and says nothing of the others. To create what exists changes nothing:
-where a named setting differs, the request is refused with the differences. A change touches the
+A request names some settings and says nothing of the others. Creating what exists changes nothing:
+if a named setting differs, the request is refused with the differences. A change touches the
 settings that it names, and no others. Pure.
 """
 
@@ -28,7 +28,7 @@ SettingsT = TypeVar("SettingsT", QueueSettings, GroupSettings)
 Named = Mapping[str, Any]
 """Settings by name, with their values: those that a request names."""
 NOT_COMPARED: Final = frozenset({"start"})
-"""Where a group starts matters when it is created, and is no difference later."""
+"""The start of a group matters when it is created, and is no difference later."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,9 +38,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     current: Any
     requested: Any
     fixed: bool = False
-    """Nothing changes it any more."""
+    """Whether nothing can change it any more."""
     inherited: bool = False
-    """The current value is the queue's: the group has none of its own."""
+    """Whether the current value is the queue's, because the group has none of its own."""
 
 
 class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +59,8 @@ def naming(
     types: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
 ) -> Any:
-    """A form of these settings that knows which of them a request names. `types`: of settings that
-    have another type in it; `without`: settings that it does not have."""
+    """Make a form of these settings that knows which of them a request names. `types`: settings
+    with another type in the form; `without`: settings that the form does not have."""
     fields = [
         (one.name, (types or {}).get(one.name, one.type) | UnsetType, UNSET)
         for one in msgspec.structs.fields(settings)
@@ -104,13 +104,13 @@ GroupChange = naming(
 
 
 def named_in(request: msgspec.Struct) -> dict[str, Any]:
-    """The settings that a decoded form names."""
+    """Return the settings that a decoded form names."""
     values = ((name, getattr(request, name)) for name in request.__struct_fields__)
     return {name: value for name, value in values if value is not UNSET}
 
 
 def alerts_in(named: Named) -> Collection[Any]:
-    """The alerts that a change makes or changes, whole or in part."""
+    """Return the alerts that a change creates or changes, whole or in part."""
     alerts = named.get("alerts", ())
     every = alerts.values() if isinstance(alerts, Mapping) else alerts
     return [alert for alert in every if alert is not None]
@@ -122,8 +122,8 @@ def differences(
     named: Collection[str],
     queue: QueueSettings | None = None,
 ) -> list[Difference]:
-    """The named settings that have another value in effect, by name. `queue`: of a group, the
-    settings of its queue, which hold where the group has none of its own."""
+    """Return the named settings that have another value in effect, by name. `queue`: the settings
+    of a group's queue, which hold where the group has none of its own."""
 
     def in_effect(settings: SettingsT, name: str) -> Any:
         own = getattr(settings, name)
@@ -149,7 +149,7 @@ def settings_differ(
     named: Collection[str],
     queue: QueueSettings | None = None,
 ) -> Refused:
-    """The refusal to make what is there, which has other settings. `what`: its kind and name;
+    """Return the refusal to create what exists with other settings. `what`: its kind and name;
     `queue`: as in `differences`."""
     found = differences(current, asked, named, queue)
     words = "; ".join(_said(one, queue) for one in found)
@@ -182,7 +182,7 @@ def _value_said(name: str, value: Any) -> str:
 
 
 def changes(before: msgspec.Struct, after: msgspec.Struct) -> list[SettingChange]:
-    """The settings that are other ones afterwards."""
+    """Return the settings that differ after a change."""
     return [
         SettingChange(
             name=name,
@@ -195,10 +195,10 @@ def changes(before: msgspec.Struct, after: msgspec.Struct) -> list[SettingChange
 
 
 def change_queue_settings(name: str, current: QueueSettings, named: Named) -> QueueSettings:
-    """The settings of the queue `name` after a change.
+    """Return the settings of the queue `name` after a change.
 
     Raises:
-        Refused: setting_fixed; invalid_request, invalid_name: the settings then break a rule.
+        Refused: setting_fixed; invalid_request or invalid_name when the result breaks a rule.
     """
     given = dict(named)
     if isinstance(given.get("alerts"), Mapping):
@@ -228,7 +228,7 @@ def _change_alerts(
 
 
 def change_group_settings(current: GroupSettings, named: Named) -> GroupSettings:
-    """The settings of a group after a change. Raises Refused(invalid_request)."""
+    """Return the settings of a group after a change. Raises Refused(invalid_request)."""
     changed = msgspec.structs.replace(current, **named)
     check_group_settings(changed)
     return changed

@@ -16,13 +16,13 @@ from push.errors import Refused, TocsinError
 from push.limits import METADATA_STALE_S, TOKENS_MAX
 
 USED_EVERY_MS: Final = 3_600_000
-"""So coarse is `last_used_unix_ms`: who asks a thousand times a second costs one write an hour."""
+"""Resolution of `last_used_unix_ms`; a token in constant use costs one write an hour."""
 _LOG: Final = logging.getLogger("metadata.token_book")
 RevokedListener = Callable[[TokenRecord], None]
 
 
 class TokenStore:
-    """`metadata.port.Tokens` over the catalog's store. `run_change` runs a change behind others."""
+    """`metadata.port.Tokens` over the catalog's store. `run_change` runs a change after others."""
 
     def __init__(self, store: Store, records: list[TokenRecord], *, run_change: RunChange) -> None:
         self._store = store
@@ -36,7 +36,7 @@ class TokenStore:
         return self._store.age_s < METADATA_STALE_S
 
     def doubt(self) -> None:
-        """Nobody can tell any more whether they were revoked: what they have let in ends."""
+        """Report every token as ended, because nobody can say any more which are revoked."""
         _LOG.error(
             "nobody has told for %g s which tokens are revoked: none counts here until "
             "somebody does",
@@ -84,7 +84,8 @@ class TokenStore:
         return record
 
     def learn(self, records: Iterable[TokenRecord], gone: Iterable[str]) -> None:
-        """Others have put these, and revoked those of the ids `gone`: as if it was done here."""
+        """Take over changes of others: these records, and the revoked ids `gone`. Listeners are
+        notified as if they were made here."""
         for record in map(self._index.find, gone):
             if record is not None:
                 self._end(record)

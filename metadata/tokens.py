@@ -1,13 +1,13 @@
 """API tokens and certificates: how they are written, kept and judged. Pure.
 
     tcs_k3v9x2ma_0fJq…Zk1mXw3
-        │        │     └ 6 letters of checksum: a typo or a false find is told without a look-up
+        │        │     └ 6 letters of checksum: a typo or a false find is noticed without a look-up
         │        └ the secret: 24 letters, 142 random bits
-        └ the id: public, stands in lists, names the record
+        └ the id: public, is shown in lists, names the record
 
-Of a token only its SHA-256 is kept: a secret of so many random bits needs no slow hash (ASVS 5.0,
-11.4.2 is about passwords). A record of the kind `certificate` has no secret: the name of a client
-certificate that TLS has verified stands for one.
+Of a token only its SHA-256 is kept, because 142 random bits need no slow hash (ASVS 5.0, 11.4.2 is
+about passwords). A record of the kind `certificate` has no secret: the name of a client certificate
+that TLS has verified stands for one.
 """
 
 import hmac
@@ -34,7 +34,8 @@ CHECK_LETTERS: Final = 6
 """62^6 is more than the 2^32 of a CRC-32."""
 CERTIFICATE_CHARS_MAX: Final = 256
 RESERVED: Final = frozenset({"operator", "administrator", "anybody", "broker"})
-"""Principals of the broker's own; nobody else is called so, or the audit trail would lie."""
+"""Names of the broker's own principals; with another user of that name the audit trail would
+lie."""
 _FORM: Final = re.compile(
     f"{MARK}([{ID_ALPHABET}]{{{ID_LETTERS}}})_[0-9A-Za-z]{{{SECRET_LETTERS + CHECK_LETTERS}}}"
 )
@@ -44,39 +45,39 @@ Kind = Literal["token", "certificate"]
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a token, or of a certificate's name that stands for one."""
+    """The stored part of a token, or of a certificate's name that stands for one."""
 
     token_id: str
     kind: Kind
     name: str
-    """The principal's: two tokens of one name are one principal."""
+    """Name of the principal; two tokens of one name are one principal."""
     tenant: str
     rights: tuple[str, ...]
     """Rights in the form of metadata.rights."""
     created_unix_ms: int
     expires_unix_ms: int | None = None
-    """None: it is good until it is revoked."""
+    """End of validity; None if it is valid until it is revoked."""
     last_used_unix_ms: int | None = None
-    """To the hour; None: never."""
+    """Time of last use, to the hour; None if never."""
     digest: bytes = b""
     """SHA-256 of the whole token; empty for a certificate."""
     certificate: str | None = None
     limits: str = ""
-    """What it may at most, as it is written; empty: as much as its principal. The gateway, which
-    limits, says what may be written."""
+    """Limits of its own, as they are written; empty if only its principal's count. The gateway,
+    which enforces limits, defines their form."""
 
     @property
     def principal(self) -> Principal:
-        """Whom it admits."""
+        """The principal that it admits."""
         return Principal(self.name, self.tenant)
 
     @property
     def credential(self) -> str:
-        """Names it without any secret: what it admitted ends with it."""
+        """Name without any secret: everything that it admitted ends with it."""
         return credential_of(self.token_id)
 
     def lasts_s(self, *, wall: float) -> float | None:
-        """For how many seconds more it is good, infinity for ever; None: it is over."""
+        """Return its remaining seconds, infinity for no end; None if it has expired."""
         if self.expires_unix_ms is None:
             return float("inf")
         left_s = self.expires_unix_ms / 1000 - wall
@@ -88,7 +89,7 @@ def credential_of(token_id: str) -> str:
 
 
 def checksum(text: str) -> str:
-    """The last letters of a token that begins so."""
+    """Return the last letters of a token that begins with `text`."""
     number, letters = zlib.crc32(text.encode()), ""
     for _ in range(CHECK_LETTERS):
         number, digit = divmod(number, len(SECRET_ALPHABET))
@@ -97,23 +98,23 @@ def checksum(text: str) -> str:
 
 
 def write_token(token_id: str, secret: str) -> str:
-    """The whole token."""
+    """Return the whole token."""
     text = f"{MARK}{token_id}_{secret}"
     return text + checksum(text)
 
 
 def digest_of(text: str) -> bytes:
-    """What is kept of a token."""
+    """Return the stored digest of a token."""
     return sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def is_ours(text: str) -> bool:
-    """Whether it says of itself that it is an API token."""
+    """Whether the text claims to be an API token."""
     return text.startswith(MARK)
 
 
 def id_of(text: str) -> str | None:
-    """The id in a token; None: it is none, or mistyped."""
+    """Return the id in a token; None if it is none, or mistyped."""
     match = _FORM.fullmatch(text)
     if match is None or checksum(text[:-CHECK_LETTERS]) != text[-CHECK_LETTERS:]:
         return None
@@ -123,8 +124,9 @@ def id_of(text: str) -> str | None:
 def judge(
     text: str, find: Callable[[str], TokenRecord | None], *, wall: float
 ) -> TokenRecord | None:
-    """The record of a token that is good at `wall` (unix seconds); None: it is not. An unknown id
-    takes as long as a wrong secret: something is always compared, and in constant time."""
+    """Return the record of a token that is valid at `wall` (unix seconds); None if it is not. An
+    unknown id takes as long as a wrong secret, because something is always compared, and in
+    constant time."""
     token_id = id_of(text)
     record = find(token_id) if token_id is not None else None
     kept = record.digest if record is not None and record.kind == "token" else _NOBODY
@@ -141,8 +143,8 @@ def why_not(
     *,
     wall: float,
 ) -> tuple[str, str | None]:
-    """Why `judge` finds a token bad: a word, and the credential it was, where that is certain.
-    `revoked`: whether a token of this id is known to have been revoked."""
+    """Return why `judge` refuses a token: a word, and its credential if that is certain. `revoked`:
+    whether a token of this id is known to have been revoked."""
     token_id = id_of(text)
     if token_id is None:
         return "form", None
@@ -155,13 +157,13 @@ def why_not(
 
 
 def judge_certificate(found: Iterable[TokenRecord], *, wall: float) -> TokenRecord | None:
-    """Of the records for a verified certificate's name the newest one that is good at `wall`."""
+    """Return the newest of a verified certificate's records that is valid at `wall`, if any."""
     good = [one for one in found if one.lasts_s(wall=wall) is not None]
     return max(good, key=lambda one: (one.created_unix_ms, one.token_id), default=None)
 
 
 def check_record(record: TokenRecord) -> None:
-    """Raises Refused: invalid_name, or invalid_request with what is wrong about it."""
+    """Raise Refused if a record is wrong: invalid_name, or invalid_request with a reason."""
     check_name(record.name, "the principal's name")
     check_name(record.tenant, "the tenant's name")
     if record.name in RESERVED:
@@ -185,7 +187,7 @@ def check_record(record: TokenRecord) -> None:
 
 @lru_cache(maxsize=limits.TOKENS_MAX)
 def rights_of(texts: tuple[str, ...]) -> Rights:
-    """The rights, one object for all that have the same. Raises RightsError."""
+    """Return the rights, one object for all that have the same. Raises RightsError."""
     return parse_rights(texts)
 
 
@@ -202,27 +204,27 @@ class TokenIndex:
         return len(self._by_id)
 
     def find(self, token_id: str) -> TokenRecord | None:
-        """None: revoked, or never there."""
+        """Return the token's record; None if it was revoked or never existed."""
         return self._by_id.get(token_id)
 
     def of_certificate(self, certificate: str) -> list[TokenRecord]:
-        """Those that its name stands for."""
+        """Return the tokens that a certificate of this name stands for."""
         return list(self._by_certificate.get(certificate, {}).values())
 
     def listed(self) -> list[TokenRecord]:
-        """All, by tenant, name and age."""
+        """Return all records, by tenant, name and age."""
         return sorted(
             self._by_id.values(), key=lambda r: (r.tenant, r.name, r.created_unix_ms, r.token_id)
         )
 
     def put(self, record: TokenRecord) -> None:
-        """Add it, or take it in the place of the one of its id."""
+        """Add a record, or replace the one of its id."""
         self._by_id[record.token_id] = record
         if record.certificate is not None:
             self._by_certificate.setdefault(record.certificate, {})[record.token_id] = record
 
     def remove(self, record: TokenRecord) -> None:
-        """Not there: nothing happens."""
+        """Remove a record. Nothing happens if it is not in the index."""
         self._by_id.pop(record.token_id, None)
         if record.certificate is not None:
             left = self._by_certificate.get(record.certificate, {})

@@ -55,6 +55,7 @@ class Message(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc
     sent_unix_ms: int | None = None
 
 
+# enforces: P12
 def check_message(message: Message, message_bytes_max: int) -> None:
     """Raise Refused when a rule about one message is broken; `message_bytes_max` is the queue's.
 
@@ -243,6 +244,7 @@ def _may_be_deep(json: bytes) -> bool:
     return len(json) - len(flat) >= enough
 
 
+# enforces: P2
 def encode_message(message: Message) -> bytes:
     """Return the JSON form that is stored and pushed."""
     if message.body_base64 is not None and message.body is not _NO_BODY:

@@ -61,6 +61,7 @@ class UnknownPosition:
 Verdict = Resumed | Gap | UnknownPosition
 
 
+# enforces: P10, R2, R26
 def verdict(place: PartitionPosition, state: PartitionState) -> Verdict:
     """The truth about one place, given the partition as it is now.
 
@@ -78,6 +79,7 @@ def verdict(place: PartitionPosition, state: PartitionState) -> Verdict:
     return Resumed(place.next_offset)
 
 
+# enforces: R1, R26
 def verdicts(
     position: ReadPosition, ring_epoch: int, states: Iterable[PartitionState]
 ) -> dict[int, Verdict]:

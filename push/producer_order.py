@@ -13,6 +13,7 @@ REFUSED_MAX: Final = 1024
 """Refused sequences remembered at a time: the lowest ones, because those hold up the others."""
 
 
+# enforces: R7
 class SendingOrder:
     """Which refused sequences hold up later ones. True while there is any (`if order:`).
 

@@ -123,6 +123,7 @@ class Header:
         return b"".join(parts)
 
 
+# enforces: R4
 def parse_header(data: bytes) -> Header:
     """The header that `Header.encode` made of these bytes.
 
@@ -205,6 +206,7 @@ class Record:
         record = cls(first, parsed, payload)
         return record._without(skips) if skips else record
 
+    # enforces: R9
     def _without(self, skips: "tuple[int, ...]") -> "Record":
         gone = set(skips)
         keep = [index for index in range(self.header.count) if index not in gone]
@@ -251,6 +253,7 @@ class Record:
         """Where each message begins in the payload."""
         return [*map(add, self._sums()[:-1], count())]
 
+    # enforces: P2
     def slice(self, first: int, last: int) -> bytes:
         """The JSON of the messages at offsets first..last, joined by commas."""
         if first == self.first and last == self.last:

@@ -129,6 +129,7 @@ def backoff_s(attempt: int, *, base_s: float, max_s: float, draw: float) -> floa
     return ceiling * (1 - draw / 2)
 
 
+# enforces: R3
 def clamp_due(due_unix_ms: int, wall_unix_ms: int, max_s: float) -> int:
     """Return a persisted due time (unix ms), but never further away than `max_s` (R3).
 

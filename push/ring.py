@@ -86,6 +86,7 @@ class Ring:
             raise ValueError(f"members of a ring are ascending and at least one: {members}")
         object.__setattr__(self, "_layout", _laid_out(members))
 
+    # enforces: P3
     def partition(self, key_hash: int) -> int:
         """The partition of a key's hash (`key_hash()`): the owner of the next point, clockwise."""
         points, starts, shift = self._layout

@@ -22,6 +22,7 @@ from push import limits
 from push.errors import Refused
 
 
+# enforces: R25
 class CreditWindow:
     """The number of messages that a subscription still accepts.
 
@@ -91,6 +92,7 @@ class CreditWindow:
         )
 
 
+# enforces: R14
 class Responsiveness:
     """Whether one consumer's handlers respond. Times are seconds, monotonic."""
 

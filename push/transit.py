@@ -221,6 +221,7 @@ class Transit:
 
     # --- What follows ---------------------------------------------------------------------------
 
+    # enforces: P6, R20
     def arrived(self, given_at: float, *, now: float) -> float | None:
         """From when the lease counts of what was given then: from its arrival, where that took
         long. None: it is in transit, and moves."""

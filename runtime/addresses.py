@@ -1,15 +1,15 @@
 """The address of a client, whether its bytes were encrypted, and its certificate.
 
-A connection tells its other end. If that is a proxy whose address is configured as trusted, the
-headers it adds tell who is behind it; from anybody else they are words, and are not read.
+A connection shows the address of its other end. If that is a trusted proxy, the headers that it
+adds name the client behind it. From anybody else these headers are not read.
 
     X-Forwarded-For     each proxy appends its caller's address. From the right, the first address
-                        that is no trusted proxy is the client: what is left of it is what that
-                        client says of itself. (RFC 7239, section 8.1, has the reasons.)
+                        that is no trusted proxy is the client: the addresses left of it are claims
+                        of that client. (RFC 7239, section 8.1, has the reasons.)
     X-Forwarded-Proto   https only if every value says so: one plain hop is enough to be read
 
-Limits count an address under its key, and the kernel knows how much of what was sent to it the
-other end has taken.
+Limits count an address under its name (`name_of`). The kernel knows how much of the data sent to it
+the other end has confirmed.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ Network = IPv4Network | IPv6Network
 Headers = Iterable[tuple[bytes, bytes]]
 """Lower-case names and values, as ASGI has them."""
 CLIENT: Final = "tocsin.client"
-"""Where the ClientAddress of a request stands in the ASGI scope."""
+"""Key of a request's ClientAddress in the ASGI scope."""
 PROXIES_MAX: Final = 32
-"""Through so many proxies a client is followed: the header may be long, and looking costs."""
+"""Number of proxies through which a client is followed, because a header may be long."""
 CERTIFICATE_NAME_CHARS_MAX: Final = 255
 _FORWARDED_FOR: Final = b"x-forwarded-for"
 _FORWARDED_PROTO: Final = b"x-forwarded-proto"
@@ -36,23 +36,23 @@ _WITH_PORT: Final = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]{1,5})?|([0-9.]+):
 
 
 class ClientAddress(NamedTuple):
-    """Who is at the other end, as far as the network tells."""
+    """The other end of a connection, as far as the network shows it."""
 
     text: str
-    """An IP address in its canonical form, without a port; empty: not known."""
+    """An IP address in its canonical form, without a port; empty if unknown."""
     is_tls: bool
-    """Nobody between the client and us, or our trusted proxy, could read along."""
+    """Whether nobody between the client and us, or our trusted proxy, could read along."""
     certificate_name: str | None = None
-    """Of the client certificate that was verified; None: there was none."""
+    """Name in the client certificate that was verified; None if there was none."""
 
 
 UNKNOWN: Final = ClientAddress("", False)
 
 
 class Addresses:
-    """Decides whom to believe. `trusted`: the proxies. `certificate_header`: in which of their
-    headers the name of a verified client certificate stands; None: in none. `is_plain_allowed`:
-    whoever reaches us may do so without TLS; else only trusted proxies and this machine may."""
+    """Decides which proxies are trusted. `certificate_header`: the header of theirs that holds the
+    name of a verified client certificate; None for none. `is_plain_allowed`: whether every machine
+    may come without TLS; otherwise only trusted proxies and this machine may."""
 
     __slots__ = ("_certificate_header", "_is_plain_allowed", "_trusted")
 
@@ -68,20 +68,20 @@ class Addresses:
         self._is_plain_allowed = is_plain_allowed
 
     def trusts(self, peer: ClientAddress) -> bool:
-        """Whether its headers are to be believed."""
+        """Whether the headers of this peer are to be believed."""
         address = parse_address(peer.text)
         return address is not None and self._is_trusted(address)
 
     def may_enter(self, peer: ClientAddress) -> bool:
-        """Whether it may talk to us the way it does."""
+        """Whether this peer may talk to us with or without TLS as it does."""
         if peer.is_tls or self._is_plain_allowed or not peer.text:
             return True
         address = parse_address(peer.text)
         return address is not None and (address.is_loopback or self._is_trusted(address))
 
     def behind(self, peer: ClientAddress, headers: Headers) -> ClientAddress:
-        """Who talks through a peer that is trusted; the peer itself where its headers say nothing
-        or nonsense."""
+        """Return the client behind a trusted peer; the peer itself if its headers say nothing or
+        nonsense."""
         hops: list[str] = []
         schemes: list[str] = []
         names: list[str] = []
@@ -98,7 +98,7 @@ class Addresses:
         return ClientAddress(self._client(peer.text, hops), is_tls, _one_name(names))
 
     def _client(self, nearest: str, hops: list[str]) -> str:
-        """The last address from the right that somebody trusted vouches for."""
+        """Return the last address from the right that a trusted proxy vouches for."""
         for text in reversed(hops[-PROXIES_MAX:]):
             address = parse_address(text)
             if address is None:
@@ -113,19 +113,20 @@ class Addresses:
 
 
 NO_PROXIES: Final = Addresses()
-"""Everybody comes straight, and may."""
+"""Addresses that trust no proxy and let every machine come without TLS."""
 
 
 def _one_name(names: list[str]) -> str | None:
-    """Several are a proxy that passes on what a client has put there: none is believed."""
+    """Return the only name; None if there are several, because then a proxy passes on what a client
+    has sent."""
     if len(names) != 1 or not 0 < len(names[0]) <= CERTIFICATE_NAME_CHARS_MAX:
         return None
     return names[0]
 
 
 def parse_address(text: str) -> IPv4Address | IPv6Address | None:
-    """An IP address, also with brackets, a port or a zone, which are dropped; None: it is none.
-    An IPv4 address in IPv6's clothes (`::ffff:192.0.2.1`) is the IPv4 address."""
+    """Parse an IP address, also with brackets, a port or a zone, which are dropped; None if it is
+    none. An IPv4 address in the form of IPv6 (`::ffff:192.0.2.1`) is the IPv4 address."""
     text = text.strip().strip('"')
     match = _WITH_PORT.fullmatch(text)
     if match is not None:
@@ -139,16 +140,16 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
-    """Addresses and networks (`10.0.0.0/8`) separated by commas.
+    """Parse addresses and networks (`10.0.0.0/8`) separated by commas.
 
     Raises:
-        ValueError: one is neither, or has bits behind its mask.
+        ValueError: one is neither, or has bits below its mask.
     """
     return tuple(ip_network(part.strip()) for part in text.split(","))
 
 
 def peer_of(extra_info: Callable[[str], Any]) -> ClientAddress:
-    """The other end of a connection. `extra_info`: its transport's `get_extra_info`."""
+    """Return the other end of a connection. `extra_info`: its transport's `get_extra_info`."""
     peername = extra_info("peername")
     address = parse_address(str(peername[0])) if isinstance(peername, tuple) and peername else None
     text = "" if address is None else str(address)
@@ -159,9 +160,9 @@ def peer_of(extra_info: Callable[[str], Any]) -> ClientAddress:
 
 
 def certificate_name(certificate: Mapping[str, Any] | None) -> str | None:
-    """Whom a verified certificate is for, as `SSLObject.getpeercert` tells it: the first URI of
+    """Return the holder of a verified certificate, from `SSLObject.getpeercert`: the first URI of
     its subject alternative names, else the first DNS name, else the first e-mail address, else the
-    last common name of its subject. None: it has none of them, or the first is too long."""
+    last common name of its subject. None if it has none of them, or the first is too long."""
     if not certificate:
         return None
     alternatives: Sequence[tuple[str, Any]] = certificate.get("subjectAltName", ())
@@ -178,8 +179,8 @@ def certificate_name(certificate: Mapping[str, Any] | None) -> str | None:
 
 
 def client_address(scope: Mapping[str, Any]) -> ClientAddress:
-    """Who sends a request, by its ASGI scope. Where no socket of ours brought it, as in tests, it
-    is whom the scope names."""
+    """Return the sender of a request, by its ASGI scope. In tests, where no socket of ours brought
+    it, that is the client that the scope names."""
     found: ClientAddress | None = scope.get(CLIENT)
     if found is not None:
         return found
@@ -192,12 +193,13 @@ _NUMBER, _COUNT = struct.Struct("=I"), struct.Struct("=Q")
 _UNCONFIRMED_AT, _CONFIRMED_AT, _UNSENT_AT, _INFO_BYTES = 24, 120, 144, 148
 """Linux's struct tcp_info: tcpi_unacked, tcpi_bytes_acked, tcpi_notsent_bytes."""
 TRANSPORT: Final = "tocsin.transport"
-"""Where the transport of a request stands in the ASGI scope."""
+"""Key of a request's transport in the ASGI scope."""
 
 
 def taken_bytes(transport: asyncio.BaseTransport, *, has_more: bool) -> int | None:
-    """How many bytes the other end of the TCP connection has confirmed; None: it has all of them
-    (`has_more`: but for those that the kernel was not given yet), or this system does not say."""
+    """Return the number of bytes that the other end of the TCP connection has confirmed. None if it
+    has all of them (`has_more`: except those that the kernel has not got yet), or this system
+    cannot say."""
     found = transport.get_extra_info("socket")
     if found is None or _TCP_INFO is None or transport.is_closing():
         return None
@@ -216,7 +218,7 @@ def taken_bytes(transport: asyncio.BaseTransport, *, has_more: bool) -> int | No
 
 
 def taken_of_answer(scope: Mapping[str, Any]) -> int | None:
-    """The same of the connection of an HTTP request, whose answer has been handed over."""
+    """Return the same for the connection of an HTTP request whose answer has been handed over."""
     transport: asyncio.Transport | None = scope.get(TRANSPORT)
     if transport is None:
         return None
@@ -224,14 +226,15 @@ def taken_of_answer(scope: Mapping[str, Any]) -> int | None:
 
 
 _SITE_BITS: Final = 64
-"""A host has a whole /64 of IPv6 addresses (RFC 4291, 2.5.4), and may take a new one each time."""
+"""Bits of a site: a host has a whole /64 of IPv6 addresses (RFC 4291, 2.5.4), and may take a new
+one each time."""
 
 
 @lru_cache(maxsize=4096)
 def name_of(text: str) -> str | None:
-    """The name under which what comes from this address is counted; None: not at all. Loopback and
-    Unix sockets are this machine, whose programs share one address: one of them must not use up
-    what all the others may."""
+    """Return the name under which this address is counted; None if it is not counted. Loopback and
+    Unix sockets are this machine, whose programs share one address: one of them must not use up the
+    limits of the others."""
     address = parse_address(text)
     if address is None or address.is_loopback:
         return None

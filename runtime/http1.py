@@ -1,29 +1,27 @@
 """HTTP/1.1 with deadlines and bounds: uvicorn's protocol, hardened.
 
-uvicorn has no deadline for a request's header or body, and with httptools no bound on a header: a
-client that sends one byte a minute holds a socket for ever, one that sends a header without end
-holds memory without end (P9). Here a request's header must arrive within `header_timeout_s` of
-the connection or of the request's first byte and within `header_bytes_max`; its body within
-`body_timeout_s` of the header, or longer by what has come of it at the slowest rate
-(runtime.loop.fairness). Idle keep-alive connections stay with uvicorn's own timeout.
+uvicorn has no deadline for a request's header or body, and with httptools no bound on a header. A
+client that sends one byte a minute holds a socket for ever, and one that sends a header without end
+holds memory without end (P9). Here a request's header must arrive within `header_timeout_s` of the
+connection or of the request's first byte, and within `header_bytes_max`. Its body must arrive
+within `body_timeout_s` of the header; what has come of it at the slowest rate prolongs that time
+(`runtime.loop.fairness`). Idle keep-alive connections have uvicorn's own timeout.
 
-What is refused ends the connection, but not before its turn: the requests in front of it are
-answered first, then comes the problem document, then the end (P12).
+A refusal ends the connection, but not before its turn: the requests before it are answered first,
+then comes the problem document, then the end (P12).
 
-An offer of another protocol (`Upgrade`) that is not a handshake of our WebSocket is ignored: the
-request is answered as any other, its body belongs to it, and bytes behind it are parsed only when
+An offer of another protocol (`Upgrade`) that is not a handshake of our WebSocket is ignored. The
+request is answered like any other, and its body belongs to it. Bytes after it are parsed only when
 it has been answered, because a client may send bytes of the other protocol at once (RFC 9110,
 section 7.8). `CONNECT` ends the connection, because what follows it never is HTTP.
 
-Where a request's body ends: by its Content-Length, or by its chunks.
+A request's body ends by its Content-Length, or by its chunks. The parser does this for ordinary
+requests. After the header of a request that offers another protocol it stops, because what follows
+may be that protocol. When the offer is ignored, `BodyFraming` cuts the body out of the connection,
+to the byte (RFC 9110, section 7.8). Its reading is strict: lines end in CRLF, and whatever a proxy
+might read in another way is refused.
 
-The parser of `runtime.http1` does this for ordinary requests. Behind the header of a request that
-offers another protocol (`Upgrade`) it stops, because what follows may be that protocol. When the
-offer is ignored, the body is cut out of the connection here, to the byte (RFC 9110, section 7.8).
-The reading is strict: lines end in CRLF, and whatever a proxy might read in another way is refused.
-
-When the socket of an HTTP connection is read: uvicorn's flow control, with one more reason to
-wait.
+`Flow` decides when the socket is read: uvicorn's flow control, with one more reason to wait.
 """
 
 import asyncio
@@ -48,7 +46,7 @@ from runtime.addresses import CLIENT, NO_PROXIES, TRANSPORT, UNKNOWN, Addresses,
 from runtime.loop.fairness import LARGE_READ_BYTES, ArrivalGate, LargeReadGate, TransferDeadline
 
 CHUNK_LINE_BYTES_MAX: Final = 1024
-"""A chunk's size and its extensions, which nobody reads here."""
+"""Bound of a line with a chunk's size and its extensions, which are not read."""
 TRAILER_BYTES_MAX: Final = 8192
 _CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00\r\n]*)?")
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00\r\n]*")
@@ -59,7 +57,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 def check_coding(headers: Headers, http_version: str) -> None:
     """Refuse a transfer coding other than `chunked`. Content in `gzip, chunked` would otherwise be
-    taken for what it is only the compressed form of.
+    taken for its own uncompressed form.
 
     Raises:
         Refused: unsupported_encoding; invalid_request for HTTP/1.0, where the end of such a body
@@ -86,23 +84,23 @@ class BodyFraming:
         fields = dict(headers)
         self._is_chunked = b"transfer-encoding" in fields
         self._left = 0 if self._is_chunked else int(fields.get(b"content-length") or 0)
-        """Bytes of the body, or of the chunk that is being read, that have not come yet."""
+        """Bytes of the body, or of the present chunk, that have not come yet."""
         self._line = b""
         """The beginning of a line whose end has not come yet."""
         self._trailer_bytes = 0
         self._expects = self._chunk_line if self._is_chunked else None
-        """Reads the next line; None: no line follows."""
+        """Reads the next line; None if no line follows."""
 
     @property
     def is_complete(self) -> bool:
-        """The body has ended; what follows is another request."""
+        """Whether the body has ended, and another request follows."""
         return not self._left and self._expects is None
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """Split what has come into a part of the body and what stands behind the body.
+        """Split bytes that have come into a part of the body and what follows the body.
 
         Raises:
-            Refused: invalid_request: these are no chunks. Nothing that follows can be told apart.
+            Refused: invalid_request when these are no chunks. No later request can be made out.
         """
         if not self._is_chunked:
             part, rest = data[: self._left], data[self._left :]
@@ -160,7 +158,8 @@ def _no_chunks(why: str) -> Refused:
 
 
 class Flow(FlowControl):
-    """When a socket is read: when the application wants more of a body, and it is its turn."""
+    """Decides when a socket is read: when the application wants more of a body, and it is its
+    turn."""
 
     def __init__(self, transport: asyncio.Transport, large_reads: LargeReadGate) -> None:
         super().__init__(transport)
@@ -169,7 +168,7 @@ class Flow(FlowControl):
         self._is_over = False
 
     def rest(self) -> None:
-        """Until it is its turn. Again: nothing happens."""
+        """Read no more until it is its turn. A second call changes nothing."""
         if not self.is_resting:
             self.is_resting = True
             if not self.read_paused:
@@ -177,7 +176,7 @@ class Flow(FlowControl):
             self._large_reads.wait(self._read_on)
 
     def hand_over(self) -> None:
-        """Somebody else says from now on when the socket is read."""
+        """Leave it to another protocol from now on to decide when the socket is read."""
         self._is_over = True
         if self.is_resting or self.read_paused:
             self._transport.resume_reading()
@@ -188,14 +187,12 @@ class Flow(FlowControl):
             self._transport.resume_reading()
 
     def pause_reading(self) -> None:
-        """As uvicorn's."""
         if not self.read_paused:
             self.read_paused = True
             if not self.is_resting:
                 self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """As uvicorn's."""
         if self.read_paused:
             self.read_paused = False
             if not self.is_resting:
@@ -206,7 +203,8 @@ logger = logging.getLogger("tocsin.http")
 
 WEBSOCKET_PATH: Final = "/v1/ws"
 PART_BYTES_MIN = 4096
-"""So much of a body is handed on before all of it is here. Less of each is counted nowhere."""
+"""Bytes of a body that are handed on before all of it has come. The incomplete bytes of a smaller
+part are counted nowhere."""
 _PLAIN = "other machines talk to this broker over TLS, or through its proxy: https:// and wss://"
 
 
@@ -214,40 +212,40 @@ class _Phase(enum.Enum):
     HEADER = enum.auto()
     BODY = enum.auto()
     BETWEEN = enum.auto()
-    REFUSED = enum.auto()  # nothing more is parsed; requests from before are still being answered
+    REFUSED = enum.auto()  # nothing more is parsed; earlier requests are still being answered
     OVER = enum.auto()  # everything is written; the client has yet to close
 
 
 class _Stop(Exception):
-    """Raised inside a parser callback: stops the parser, and what `_refusal` says is answered."""
+    """Stops the parser from inside one of its callbacks; `_refusal` is answered then."""
 
 
 class Http11Protocol(HttpToolsProtocol):
-    """For `uvicorn.Config(http=…)`."""
+    """The protocol class for `uvicorn.Config(http=…)`."""
 
     header_timeout_s = limits.REQUEST_HEADER_TIMEOUT_S
     header_bytes_max = limits.REQUEST_HEADER_BYTES_MAX
     body_timeout_s = limits.REQUEST_BODY_TIMEOUT_S
     pipelined_max = 64
-    """Requests waiting behind one that is being answered: each is an object many times its size on
-    the wire, and one read holds thousands."""
+    """Requests waiting for one that is being answered. Each is an object many times its size on the
+    wire, and one read holds thousands."""
     addresses = NO_PROXIES
     large_reads: LargeReadGate | None = None
     arrivals: ArrivalGate | None = None
-    """Shared with others, where they are set."""
+    """Gates that are shared with other connections, if they are set."""
     linger_s = limits.CLOSE_TIMEOUT_S
-    """From our last words to the end of the socket, whatever the client does."""
+    """Seconds from our last words to the end of the socket, whatever the client does."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._phase = _Phase.HEADER
         self._timer: asyncio.TimerHandle | None = None
         self._body_deadline = TransferDeadline(self.body_timeout_s, now=0.0)
-        """Of the body that is arriving."""
+        """Deadline of the body that is arriving."""
         self._header_bytes = 0
-        """Of the parsed part of this header."""
+        """Bytes of the parsed part of this header."""
         self._unparsed_bytes = 0
-        """Received while this header was incomplete: one endless line never gets parsed."""
+        """Bytes received while this header was incomplete; an endless line is never parsed."""
         self._has_begun = False
         self._refusal: Refused | None = None
         self._incoming: RequestResponseCycle | None = None
@@ -255,23 +253,24 @@ class Http11Protocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the one that was parsed last."""
         self._last_words = b""
-        """While refused: what is owed behind the answers to the requests before."""
+        """Bytes that are owed after the answers to earlier requests, when the connection is
+        refused."""
         self._large_reads = self.large_reads or LargeReadGate()
         self._arrivals = self.arrivals or ArrivalGate()
         self._early: bytes | None = None
-        """What came behind a handshake that waits for its turn."""
+        """Bytes after a handshake that waits for its turn."""
         self._is_handshake = False
-        """The request that is being parsed asks for a WebSocket."""
+        """Whether the request that is being parsed asks for a WebSocket."""
         self._is_ignored = False
-        """It offers another protocol, which is ignored."""
+        """Whether it offers another protocol, which is ignored."""
         self._body: BodyFraming | None = None
         """The body of a request whose offer of another protocol is ignored, until it is whole."""
         self._behind: bytes | None = None
-        """The bytes behind such a request, until it has been answered; None: there is none."""
+        """Bytes after such a request, until it has been answered; None if there is none."""
         self._peer = UNKNOWN
         self._may_enter = True
         self._is_proxied = False
-        """The other end is a proxy that says who is behind it, request by request."""
+        """Whether the other end is a proxy that names the client of each request."""
 
     # --- The transport --------------------------------------------------------------------------
 
@@ -285,7 +284,7 @@ class Http11Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
-        # uvicorn tells the request that was parsed last; the one that runs would go on writing.
+        # uvicorn informs the request that was parsed last; the running one would go on writing.
         self._disconnect(self._running)
         super().connection_lost(exc)
 
@@ -295,10 +294,10 @@ class Http11Protocol(HttpToolsProtocol):
 
     def _receive(self, data: bytes) -> None:
         if self._early is not None:
-            self._early += data  # of TLS, where what is read is more than is asked for
+            self._early += data  # of TLS, where a read returns more than was asked for
             return
         if self._is_over():
-            self._have_read(data)  # refused already; what still arrives is not parsed
+            self._have_read(data)  # refused already; later bytes are not parsed
             return
         if not self._may_enter:
             self._refuse(Refused("forbidden", _PLAIN))
@@ -321,13 +320,13 @@ class Http11Protocol(HttpToolsProtocol):
                 self._refuse(self._header_too_large())
 
     def _have_read(self, data: bytes) -> None:
-        """Who is in the middle of much lets others be read."""
+        """Let others be read after a large read in the middle of a message."""
         if len(data) >= LARGE_READ_BYTES and self._phase is not _Phase.BETWEEN:
             self.flow.rest()
 
     def _parse(self, data: bytes) -> None:
-        """Parse as uvicorn's data_received, which drops what comes right behind an Upgrade header:
-        the first frames of a WebSocket, or the body where we do not upgrade."""
+        """Parse like uvicorn's data_received, which drops the bytes right after an Upgrade header:
+        the first frames of a WebSocket, or the body if we do not upgrade."""
         self._unset_keepalive_if_required()
         while data and not self._is_over():
             if self._body is not None:
@@ -352,7 +351,7 @@ class Http11Protocol(HttpToolsProtocol):
                     return
 
     def _take_body(self, framing: BodyFraming, data: bytes) -> bytes:
-        """Take the body of a request whose offer is ignored; return what stands behind it."""
+        """Take the body of a request whose offer is ignored; return the bytes after it."""
         try:
             part, rest = framing.take(data)
         except Refused as error:
@@ -383,7 +382,7 @@ class Http11Protocol(HttpToolsProtocol):
             cast(asyncio.Protocol, self.transport.get_protocol()).data_received(early)
 
     def handle_websocket_upgrade(self) -> None:
-        """The socket goes to the WebSocket protocol."""
+        """Give the socket to the WebSocket protocol."""
         self._disarm()
         self.flow.hand_over()
         super().handle_websocket_upgrade()
@@ -392,10 +391,10 @@ class Http11Protocol(HttpToolsProtocol):
         self.parser = None  # type: ignore[assignment]
 
     def shutdown(self) -> None:
-        """As uvicorn's protocols."""
+        """End the connection after the answer under way, because the server is going down."""
         if self._phase is _Phase.OVER:
             self.transport.close()
-        elif self._phase is not _Phase.REFUSED:  # that one ends behind its last answer anyway
+        elif self._phase is not _Phase.REFUSED:  # that one ends after its last answer anyway
             self._disarm()
             super().shutdown()
 
@@ -406,11 +405,13 @@ class Http11Protocol(HttpToolsProtocol):
         self._arrivals.begin(partial(self._start, cycle, app))
 
     def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """It is its turn. Also of one whose client is gone by now: the application is told."""
+        """Start the application when it is the request's turn, also if its client is gone by now:
+        the application learns that by itself."""
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """A request has been answered: the next one's turn, or the refusal's."""
+        """Note that a request has been answered, and give the turn to the next one, or the
+        refusal."""
         was_last = not self.pipeline
         super().on_response_complete()
         if self.transport.is_closing():
@@ -425,7 +426,7 @@ class Http11Protocol(HttpToolsProtocol):
     # --- The parser -----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """Note the first byte of a request."""
         if len(self.pipeline) >= self.pipelined_max:
             self._stop(Refused("too_many", f"at most {self.pipelined_max} pipelined requests"))
         super().on_message_begin()
@@ -435,17 +436,17 @@ class Http11Protocol(HttpToolsProtocol):
             self._enter(_Phase.HEADER, self.header_timeout_s)
 
     def on_url(self, url: bytes) -> None:
-        """A part of the request's target."""
+        """Take a part of the request's target."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """Take one header."""
         self._count(len(name) + len(value) + 4)  # ": " and the line's end
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The header is whole."""
+        """Begin with the body, because the header is whole."""
         self._has_begun = False
         self._judge_header()
         self._body_deadline = TransferDeadline(self.body_timeout_s, now=self.loop.time())
@@ -461,7 +462,7 @@ class Http11Protocol(HttpToolsProtocol):
             self._incoming = self.cycle
 
     def _judge_header(self) -> None:
-        """Decide what stands behind the header: a body, frames of a WebSocket, or nothing that we
+        """Decide what follows the header: a body, frames of a WebSocket, or bytes that we do not
         read."""
         version = self.parser.get_http_version()
         if self.parser.get_method() == b"CONNECT":
@@ -478,8 +479,8 @@ class Http11Protocol(HttpToolsProtocol):
         self._body = None if is_empty else framing
 
     def _asks_for_websocket(self) -> bool:
-        """Whether a request without a body is a handshake of RFC 6455. Of one with a key at a
-        wrong path the handshake's answer says which path is right."""
+        """Whether a request without a body is a handshake of RFC 6455. One with a key at a wrong
+        path is a handshake, too: its answer says which path is right."""
         if self.parser.get_method() != b"GET" or self.parser.get_http_version() != "1.1":
             return False
         offers = [value.strip().lower() for name, value in self.headers if name == b"upgrade"]
@@ -488,12 +489,13 @@ class Http11Protocol(HttpToolsProtocol):
         return offers == [b"websocket"] and (is_there or has_key) and self._should_upgrade_to_ws()
 
     def _should_upgrade(self) -> bool:
-        """Tell uvicorn whether this request goes to the WebSocket protocol."""
+        """Whether this request goes to the WebSocket protocol; uvicorn asks."""
         return self._is_handshake
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body. As uvicorn's, but who reads it is woken when it is worth it, or
-        whole: a thousand clients that send a byte at a time would be a thousand tasks each time."""
+        """Take a part of the body. Unlike uvicorn's, it wakes the reader only for a part of some
+        size, or at the end. A thousand clients that send a byte at a time would else be a thousand
+        tasks each time."""
         cycle = self.cycle
         if (self.parser.should_upgrade() and self._should_upgrade()) or cycle.response_complete:
             return
@@ -505,9 +507,9 @@ class Http11Protocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        """The body is whole, or there is none."""
+        """Note that the body is whole, or that there is none."""
         if self._body is not None:
-            return  # the parser skips the body of a request with an offer: see _take_body
+            return  # the parser skips the body of a request with an offer: `_take_body` reads it
         self._disarm()
         self._incoming = None
         self._phase = _Phase.BETWEEN
@@ -515,6 +517,7 @@ class Http11Protocol(HttpToolsProtocol):
         if self._is_ignored:
             self._behind = b""
 
+    # enforces: P9
     def _count(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > self.header_bytes_max:
@@ -549,7 +552,7 @@ class Http11Protocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.flow.read_paused or self.flow.is_resting:
-            # We do not read at the moment: the client is not the one who is late.
+            # We do not read at the moment, so it is not the client that is late.
             self._body_deadline.excuse(now=self.loop.time())
             self._enter(self._phase, timeout_s)
         elif self._phase is _Phase.BODY and (left_s := self._body_left_s()) > 0:
@@ -584,7 +587,8 @@ class Http11Protocol(HttpToolsProtocol):
         return phase is _Phase.REFUSED or phase is _Phase.OVER or self.transport.is_closing()
 
     def _refuse(self, error: TocsinError) -> None:
-        """Answer in its turn, if the answer cannot be taken for another request's, and close."""
+        """Answer when it is its turn, unless the answer could be taken for another request's;
+        close."""
         self._disarm()
         self._phase = _Phase.REFUSED
         self._last_words = raw_problem(error)
@@ -597,7 +601,7 @@ class Http11Protocol(HttpToolsProtocol):
             if broken.response_started:
                 self._last_words = b""
             self._disconnect(broken)
-        else:  # it waits behind another one, and is never begun
+        else:  # it waits for another one, and is never begun
             is_idle = False
             self.pipeline.popleft()
         if is_idle:
@@ -605,7 +609,7 @@ class Http11Protocol(HttpToolsProtocol):
 
     @staticmethod
     def _disconnect(cycle: RequestResponseCycle | None) -> None:
-        """Its application is told at its next read, and what it still writes goes nowhere."""
+        """Inform its application at its next read; what it still writes goes nowhere."""
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -629,7 +633,7 @@ def http_class(
     large_reads: LargeReadGate | None = None,
     arrivals: ArrivalGate | None = None,
 ) -> type[Http11Protocol]:
-    """Return the class for `uvicorn.Config(http=…)` that goes by these addresses, and shares these
+    """Return the class for `uvicorn.Config(http=…)` that uses these addresses, and shares these
     gates with others."""
     bound_addresses = addresses
     shared_reads = large_reads or LargeReadGate()
@@ -644,8 +648,9 @@ def http_class(
 
 
 def raw_problem(error: TocsinError, *headers: str, status: int | None = None) -> bytes:
-    """A whole HTTP/1.1 response with the problem document of an error, for who never reaches the
-    application; `status`: another one than the error's. The connection closes behind it."""
+    """Return a whole HTTP/1.1 response with the problem document of an error, for a request that
+    never reaches the application. `status` replaces the error's own. The connection closes after
+    it."""
     body = msgspec.json.encode(problems.document(error))
     status = status or error.code.http_status
     lines = [

@@ -1,12 +1,11 @@
 """Listening: uvicorn as a part of our process instead of its master.
 
 uvicorn's Server expects to own the signals and the process. Here it is one of two (the gateway's
-port and the admin socket) that start, close and finish when we say so.
+port and the admin socket), which start, close and finish when we say so.
 
-Connections are accepted a few at a time, in turns with everybody else who begins something. The
-event loop's own server accepts all that wait whenever it looks: after a network was away that is a
-fleet, each connection of which costs 0.1 ms, and nobody is served meanwhile. Here those who wait,
-wait in the kernel (P9).
+Connections are accepted a few at a time, in turns with all others that begin something. The event
+loop's own server accepts all waiting connections whenever it looks. After an interruption of the
+network that is a whole fleet, and nobody is served meanwhile. Here they wait in the kernel (P9).
 """
 
 import asyncio
@@ -28,15 +27,15 @@ from runtime.http1 import http_class
 from runtime.loop.fairness import ArrivalGate
 
 AT_ONCE: Final = 4
-"""Accepted in one turn: together they are half a millisecond's work, as a handshake is."""
+"""Connections accepted in one turn; together they are about as much work as a handshake."""
 PAUSE_S: Final = 1.0
-"""Where there is no file descriptor, or no memory, for one more."""
+"""Seconds without accepting when no file descriptor, or no memory, is left for one more."""
 _SHORT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _LOG: Final = logging.getLogger("gateway.accepting")
 
 
 class Accepting:
-    """Stands where asyncio's Server would: `close`, `wait_closed`."""
+    """The replacement of asyncio's Server, with `close` and `wait_closed`."""
 
     def __init__(
         self,
@@ -45,7 +44,8 @@ class Accepting:
         arrivals: ArrivalGate,
         tls: dict[str, Any],
     ) -> None:
-        """`bound` stays its owner's. `tls`: as for `connect_accepted_socket`; {}: none."""
+        """Prepare to accept; `bound` stays its owner's. `tls`: arguments of
+        `connect_accepted_socket`, {} without TLS."""
         self._bound = bound
         self._protocol = protocol
         self._arrivals = arrivals
@@ -55,14 +55,14 @@ class Accepting:
         self._is_open = False
 
     def start(self, backlog: int) -> None:
-        """Up to `backlog` wait in the kernel. Raises OSError."""
+        """Accept from now on; up to `backlog` connections wait in the kernel. Raises OSError."""
         self._bound.setblocking(False)
         self._bound.listen(backlog)
         self._is_open = True
         self._loop.add_reader(self._bound, self._somebody_waits)
 
     def close(self) -> None:
-        """Accept nobody any more; those who are connected stay. Again: nothing happens."""
+        """Accept no more connections; those that are open stay. A second call does nothing."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._bound)
@@ -70,7 +70,7 @@ class Accepting:
                 opening.cancel()
 
     async def wait_closed(self) -> None:
-        """Those who were not yet connected are gone."""
+        """Wait until the connections that were not yet open are gone."""
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _somebody_waits(self) -> None:
@@ -105,7 +105,7 @@ class Accepting:
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(self._protocol, accepted, **self._tls)
-        except OSError as error:  # ssl.SSLError among them: it went, or does not speak TLS
+        except OSError as error:  # ssl.SSLError among them: it left, or does not speak TLS
             _LOG.debug("a connection did not come to be: %s", error)
             accepted.close()
 
@@ -117,16 +117,16 @@ class Accepting:
 
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75
-"""Longer than proxies keep their idle connections (nginx: 60 s): who closes first must be the
-side that sends requests, or a request meets a closing socket."""
+"""Longer than proxies keep their idle connections (nginx: 60 s). The side that sends requests must
+close first, or a request meets a closing socket."""
 
 
 class StartError(Exception):
-    """The start cannot go on. The text is a sentence for people."""
+    """Error: the start cannot go on. The text is a sentence for people."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket. Blocks to resolve a name.
+    """Return a bound TCP socket. Blocks to resolve a name.
 
     Raises:
         StartError: the port is taken, forbidden, or the host is not of this machine.
@@ -161,7 +161,7 @@ def _refusal(host: str, port: int, error: OSError) -> str:
 
 
 class Listener(uvicorn.Server):
-    """One uvicorn server on a socket that is bound already; `tls`: it speaks TLS only."""
+    """A uvicorn server on a socket that is bound already. With `tls` it speaks TLS only."""
 
     def __init__(
         self,
@@ -173,8 +173,8 @@ class Listener(uvicorn.Server):
         tls: ssl.SSLContext | None = None,
         arrivals: ArrivalGate | None = None,
     ) -> None:
-        """`http`: another protocol class than that of `runtime.http1`, which all servers of
-        Tocsin speak. `arrivals`: the gate that connections share with other arrivals."""
+        """`http`: another protocol class than that of `runtime.http1`, which all servers of Tocsin
+        speak. `arrivals`: the gate that connections share with other arrivals."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -184,7 +184,7 @@ class Listener(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # runtime.addresses knows whom to believe
+                proxy_headers=False,  # runtime.addresses decides which proxies are trusted
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
             )
@@ -198,12 +198,12 @@ class Listener(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's hook: signals are ours."""
+        """Replace uvicorn's hook, because signals are ours."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's hook, which would accept a thousand at once, and give a TLS handshake a
-        minute."""
+        """Replace uvicorn's hook, which would accept a thousand connections at once, and give a TLS
+        handshake a minute."""
         await self.lifespan.startup()
         tls: dict[str, Any] = {}
         if self._tls is not None:
@@ -237,14 +237,14 @@ class Listener(uvicorn.Server):
             raise StartError("The server ended before it began.")
 
     def close(self) -> None:
-        """Accept no more connections; those that are there go on."""
+        """Accept no more connections; those that are open go on."""
         if self._accepting is not None:
             self._accepting.close()
         self._bound.close()
 
     async def finish(self, timeout_s: float) -> None:
         """Close, let the requests under way be answered for up to about `timeout_s` seconds (whole
-        ones, at least 1), then cut off what is left. Not started: only closes."""
+        ones, at least 1), then cut off the others. Without `start` before, it only closes."""
         self.close()
         if self._serving is None:
             return

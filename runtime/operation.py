@@ -1,5 +1,5 @@
-"""Requests and answers of any HTTP interface: bodies that are read within a bound, JSON, and what
-supervisors are told. Of queues and of who asks it knows nothing."""
+"""Requests and answers of any HTTP interface: bounded reading of bodies, JSON, and the health
+answers for supervisors. It knows neither queues nor users."""
 
 from typing import Final, TypeVar
 
@@ -31,22 +31,22 @@ class Readiness(msgspec.Struct):
 
 
 async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -> bytes:
-    """The whole request body, valid UTF-8; `{}` where the request has none and announces none.
+    """Return the whole request body, valid UTF-8; `{}` if the request has none and announces none.
 
     Raises:
-        Refused: as `receive_body` and `json_text`.
+        Refused: as in `receive_body` and `json_text`.
         ClientDisconnect: the client went away in the middle.
     """
     return json_text(request, await receive_body(request, bytes_max))
 
 
 async def receive_body(request: Request, bytes_max: int) -> bytes:
-    """The bytes of the body. Stops at the bound (P9): by Content-Length before anything is read,
-    else as soon as what came is too much.
+    """Return the bytes of the body. Stops at the bound (P9), by Content-Length before anything is
+    read, else as soon as too much has come.
 
     Raises:
-        Refused: request_too_large, unsupported_encoding, overloaded (too much of everybody's is
-            incomplete).
+        Refused: request_too_large, unsupported_encoding, overloaded (too many bytes of all clients
+            are incomplete).
         ClientDisconnect: the client went away in the middle.
     """
     _check_encoding(request)
@@ -58,8 +58,8 @@ async def receive_body(request: Request, bytes_max: int) -> bytes:
 
 
 def json_text(request: Request, body: bytes) -> bytes:
-    """The body, or `{}` where there is none and none was announced. Raises Refused(invalid_json):
-    it is not UTF-8, or empty where one was announced."""
+    """Return the body, or `{}` if there is none and none was announced. Raises
+    Refused(invalid_json) when it is not UTF-8, or empty although one was announced."""
     if not body.isascii():
         try:
             body.decode()  # msgspec.Raw, which message bodies are, lets invalid UTF-8 through
@@ -75,7 +75,8 @@ def json_text(request: Request, body: bytes) -> bytes:
 
 
 def _check_encoding(request: Request) -> None:
-    """Compressed content would be taken for JSON. Raises Refused(unsupported_encoding)."""
+    """Refuse compressed content, which would be taken for JSON. Raises
+    Refused(unsupported_encoding)."""
     codings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
     for coding in codings:
         if coding.strip() not in ("", "identity"):
@@ -88,21 +89,21 @@ def _check_encoding(request: Request) -> None:
 
 def _announces_body(request: Request) -> bool:
     """Whether a request says that it has a body. An empty one is then a mistake of its sender (a
-    file that is not there), and must not mean the defaults."""
+    missing file), and must not mean the defaults."""
     headers = request.headers
     length = headers.get("content-length", "0").strip("0 ")
     return "transfer-encoding" in headers or "content-type" in headers or bool(length)
 
 
 class _Body:
-    """A request body on its way."""
+    """A request body that is arriving."""
 
     __slots__ = ("_incoming", "_parts", "_size")
 
     def __init__(self, incoming: IncompleteBytesBudget | None) -> None:
         self._incoming = incoming
         self._parts: list[bytes] | None = []
-        """None: given up."""
+        """Parts so far; None once it has given up."""
         self._size = 0
 
     async def read(self, request: Request, bytes_max: int) -> bytes:
@@ -113,8 +114,8 @@ class _Body:
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 more = message.get("more_body", False)
-                # Not held while more is awaited, as Request.stream does: who has given up would go
-                # on to have it.
+                # Not held while more is awaited, unlike in Request.stream: after giving up the
+                # memory would stay in use.
                 self._take(message.pop("body", b""), bytes_max)
         finally:
             if self._incoming is not None:
@@ -134,8 +135,7 @@ class _Body:
             raise _too_much()
 
     def give_up(self) -> None:
-        """As BytesHolder.give_up. Who reads is told with the next part, or with
-        the end of its time."""
+        """Drop the parts. The reader learns it with the next part, or at the end of its time."""
         self._parts = None
 
 
@@ -148,7 +148,7 @@ def _too_large(bytes_max: int) -> Refused:
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """The typed form of a body. Of a key that stands twice in an object the last one counts.
+    """Return the typed form of a body. Of a key that occurs twice in an object the last one counts.
 
     Raises:
         Refused: invalid_json, or invalid_request with a sentence that names the field.
@@ -162,5 +162,5 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def reply(value: object, status: int = 200) -> Response:
-    """A JSON answer. `msgspec.Raw` inside stands in it byte for byte (P2)."""
+    """Return a JSON answer. A `msgspec.Raw` inside it stays byte for byte (P2)."""
     return Response(msgspec.json.encode(value), status, media_type=JSON)

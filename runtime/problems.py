@@ -1,8 +1,8 @@
 """Errors over HTTP: RFC 9457 problem documents with a stable `code`.
 
-`Problems` is the outermost layer of every HTTP application of Tocsin. Whatever goes wrong below
-it becomes a problem document, once: nothing a client sends gives a 5xx (P12), and what does is a
-bug of Tocsin, logged with its traceback and answered `internal` without any of it.
+`Problems` is the outermost layer of every HTTP application of Tocsin. Every error below it becomes
+a problem document, once. Nothing that a client sends gives a 5xx (P12). An error that does is a bug
+of Tocsin, logged with its traceback and answered `internal` without any of it.
 """
 
 import logging
@@ -28,13 +28,13 @@ SECURITY_HEADERS: Final = (
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-store"),  # answers hold messages
 )
-"""On every answer that has not set them itself."""
+"""Headers of every answer that has not set them itself."""
 _HTTP_CODES: Mapping[int, str] = {
     404: "not_found",
     405: "method_not_allowed",
     413: "request_too_large",
 }
-"""What Starlette raises by itself; anything else of its 4xx is an invalid_request."""
+"""Codes for the errors that Starlette raises by itself; its other 4xx are invalid_request."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,25 +43,25 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: str
     """urn:tocsin:problem:<code>"""
     title: str
-    """What this code means, the same for every occurrence."""
+    """Meaning of this code, the same for every occurrence."""
     status: int
     detail: str
     """A sentence about this occurrence, for people."""
     code: str
-    """What a program switches on."""
+    """Name of the error for programs."""
     retry: bool
     """Whether the same request may succeed later, unchanged."""
     retry_after_s: float | None = None
     differences: list[Difference] = []
-    """With `settings_differ`: the settings that were named and have other values."""
+    """With `settings_differ`: the named settings whose values differ."""
     deleted: int | None = None
-    """With `would_delete`: how many messages the change would delete,"""
+    """With `would_delete`: the number of messages that the change would delete."""
     dead_lettered: int | None = None
-    """and how many it would move to the dead letters."""
+    """With `would_delete`: the number that it would move to the dead letters."""
 
 
 def document(error: TocsinError) -> Problem:
-    """The problem document of an error."""
+    """Return the problem document of an error."""
     code = error.code
     return Problem(
         type=f"urn:tocsin:problem:{code.name}",
@@ -76,7 +76,7 @@ def document(error: TocsinError) -> Problem:
 
 
 def response(error: TocsinError, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer for an error: its document, its status, the headers that belong to it."""
+    """Return the answer for an error: its document, its status, its headers."""
     more = dict(headers or {})
     if error.retry_after_s is not None:
         more["Retry-After"] = _whole_seconds(error.retry_after_s)
@@ -90,8 +90,8 @@ def response(error: TocsinError, headers: Mapping[str, str] | None = None) -> Re
 
 
 def refusal(error: Exception) -> TocsinError | None:
-    """What was raised while a request was handled, as one of our errors; None: its client is
-    gone."""
+    """Return an exception from the handling of a request as one of our errors; None if its client
+    is gone."""
     if isinstance(error, TocsinError):
         return error
     if isinstance(error, HTTPException):
@@ -105,20 +105,22 @@ def refusal(error: Exception) -> TocsinError | None:
 
 
 def retry_after(error: TocsinError) -> list[str]:
-    """The header that says when to come again, as a line; none where nobody knows."""
+    """Return the header line that says when to retry; [] if the error does not say."""
     if error.retry_after_s is None:
         return []
     return [f"retry-after: {_whole_seconds(error.retry_after_s)}"]
 
 
 def _whole_seconds(after_s: float) -> str:
-    """RFC 9110, 10.2.3: whole ones. Rounded up, or who comes then comes too soon."""
+    """Return whole seconds (RFC 9110, 10.2.3), rounded up, because a client that retries earlier
+    retries too soon."""
     return str(max(0, math.ceil(after_s)))
 
 
+# enforces: P12
 def from_exception(error: Exception) -> Response | None:
-    """The answer for what was raised while a request was handled; None: nobody is there to read
-    one. An exception nobody foresaw is logged here, and nowhere else."""
+    """Return the answer for an exception from the handling of a request; None if nobody is there to
+    read it. An unexpected exception is logged here, and nowhere else."""
     found = refusal(error)
     if found is None:
         return None
@@ -130,14 +132,14 @@ def from_exception(error: Exception) -> Response | None:
 
 
 class Problems:
-    """ASGI: turns what the application below raises into problem documents."""
+    """The ASGI layer that turns exceptions of the application below into problem documents."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Once an answer has begun it cannot be taken back: then the connection is cut, which is
-        how HTTP says that an answer is incomplete."""
+        """Handle a request. An answer that has begun cannot be taken back; then the connection is
+        cut, by which HTTP marks an incomplete answer."""
         started = False
 
         async def sending(message: Message) -> None:

@@ -1,17 +1,17 @@
-"""The floor of every process: signals, start and end, logs, systemd, random bytes, the collector.
+"""Basics of every process: signals, start and end, logs, systemd, the garbage collector.
 
 Logs go to stderr, as lines for people or one JSON object a line for machines. They hold names and
 numbers, never bodies, tokens or receipts. systemd is notified (sd_notify) when the process accepts
 and when it is going down.
 
 Python's garbage collector runs by the clock, and never for more than a share of the time. By itself
-it runs when some more objects were made than freed since its last run, and scans all that were made
-since then and live. If as many are freed as are made, that never comes, or comes after minutes, and
-then everybody waits for a scan of hundreds of thousands of objects: 50 ms, when a thousand clients
-had taken each other's places. So it is run here. New objects are scanned often, so that they are
-few each time, and more often if many are new: under load that never ends most of them are only on
-their way, and gone a moment later. All objects are scanned rarely, and more rarely as long as
-nothing is found, for hardly anything here refers to itself in a circle.
+it would run when some more objects were made than freed since its last run, and scan all
+that were made since then and live. If as many are freed as are made, that never happens, or happens
+after minutes, and then a scan of hundreds of thousands of objects stops everything (measured:
+docs/benchmarks/tuning.md). So it is run here. New objects are scanned often, so that they are few
+each time, and more often if many are new. Under load that never ends, most of them live for a
+moment only. All objects are scanned rarely, and more rarely while nothing is found, because hardly
+any object here refers to itself in a circle.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ from runtime.trace_context import current
 logger = logging.getLogger("tocsin.process")
 
 EXIT_FATAL: Final = 70
-"""EX_SOFTWARE: a supervisor shall start the process anew."""
+"""EX_SOFTWARE: a supervisor should start the process anew."""
 Opened = TypeVar("Opened")
 
 
 def listen_to_signals(stopping: asyncio.Event) -> None:
-    """SIGTERM and SIGINT set it; the second one ends the process."""
+    """Set `stopping` on SIGTERM and SIGINT; a second signal ends the process."""
 
     def caught(number: int) -> None:
         if stopping.is_set():
@@ -55,8 +55,9 @@ def listen_to_signals(stopping: asyncio.Event) -> None:
 async def opened_unless(
     stopping: asyncio.Event, opening: Coroutine[Any, Any, Opened]
 ) -> Opened | None:
-    """What it opens; None: `stopping` was set before, and it was cancelled. A store may take
-    minutes to recover: nobody waits for that to end it. Raises what `opening` raises."""
+    """Return what `opening` opens. None if `stopping` was set first; then `opening` was cancelled.
+    A store may take minutes to recover, and a signal must not wait for that. Raises what `opening`
+    raises."""
     task = asyncio.create_task(opening)
     stopped = asyncio.create_task(stopping.wait())
     await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -70,13 +71,13 @@ async def opened_unless(
 
 
 def end_at_once(reason: str) -> None:
-    """R31: end without another write. From any thread."""
+    """End without another write (R31). Works in any thread."""
     logger.critical("the storage cannot go on: %s; exit %d, start anew", reason, EXIT_FATAL)
     _exit(EXIT_FATAL)
 
 
 def _exit(code: int) -> None:
-    # Not sys.exit: that would run the orderly end, which writes.
+    # Not sys.exit, which would run the orderly end, and that writes.
     logging.shutdown()
     with contextlib.suppress(Exception):  # stdout may be closed, or full
         sys.stdout.flush()
@@ -84,8 +85,8 @@ def _exit(code: int) -> None:
 
 
 def raise_files_limit() -> int:
-    """Raise the soft limit of open files to the hard one: every session is one. Returns what holds
-    then."""
+    """Raise the soft limit of open files to the hard one, because every session is one. Returns the
+    limit in effect then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -96,13 +97,13 @@ def raise_files_limit() -> int:
 
 
 ABOUT: Final = ("session", "queue", "group", "gateway")
-"""What a line may be about: given as `extra` where it is logged."""
+"""Names of a line's subjects, which are passed as `extra` where it is logged."""
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time (unix seconds), level, logger, message, and where there is one
-    the traceback, the W3C trace of the request that it happened in, and the session, queue, group
-    and gateway that a line is about."""
+    """Formats one JSON object a line: time (unix seconds), level, logger, message. If there are
+    any, also the traceback, the W3C trace of the request that it happened in, and the session,
+    queue, group and gateway that a line is about."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = {
@@ -123,7 +124,7 @@ class JsonLines(logging.Formatter):
 
 
 def configure(level: str, *, as_json: bool, stream: TextIO | None = None) -> None:
-    """Set the whole process's logging up. Calling it again replaces what was there."""
+    """Set up the whole process's logging. A second call replaces the first one's."""
     handler = logging.StreamHandler(stream or sys.stderr)
     if as_json:
         handler.setFormatter(JsonLines())
@@ -136,14 +137,14 @@ def configure(level: str, *, as_json: bool, stream: TextIO | None = None) -> Non
         old.close()
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # uvicorn warns of every malformed request: whoever sends them could fill the disk.
+    # uvicorn warns of every malformed request, so any client could fill the disk.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     logging.getLogger("websockets").setLevel(logging.ERROR)
 
 
 def tell(state: str) -> None:
-    """Say `READY=1` or `STOPPING=1` to who started us and listens (NOTIFY_SOCKET). Nobody does, or
-    it does not take it: nothing happens."""
+    """Send `READY=1` or `STOPPING=1` to the supervisor that listens at NOTIFY_SOCKET. Nothing
+    happens if there is none, or it does not take it."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -161,25 +162,26 @@ YOUNG: Final = 0
 ALL: Final = 2
 YOUNG_EVERY_S: Final = 0.05
 NEW_MIN: Final = 5000
-"""So many more objects were made than freed since what is new was looked at: it is looked at again.
-That takes 1 to 2 ms, in which everybody waits."""
+"""Look at new objects once this many more were made than freed. Everybody waits for a look
+(measured: docs/benchmarks/tuning.md)."""
 YOUNG_EVERY_S_MAX: Final = 0.25
-"""And whatever they were: freed were others than were made, perhaps."""
+"""Seconds after which new objects are looked at in any case, because other objects may have been
+freed than were made."""
 YOUNG_SHARE: Final = 1 / 10
-"""Of the time, for looking at what is new."""
+"""Share of the time for looking at new objects."""
 ALL_EVERY_S: Final = 60.0
 ALL_EVERY_S_MAX: Final = 600.0
 ALL_SHARE: Final = 1 / 500
 _LATE_S: Final = 0.001
-"""Timers of the loop count in milliseconds and may come a little early: who asks again at once
-then asks sixty times until it is time."""
+"""Timers of the loop count in milliseconds and may come a little early. Without this, a look would
+ask again at once, dozens of times, until it is time."""
 FOUND_MIN: Final = 1000
-"""So many objects make a look at everything worth its while: the next one comes as soon as it may.
-Else it takes twice as long to come as the last time."""
+"""Objects found that make a look at everything worthwhile: the next one then comes as soon as it
+may. Otherwise the time until the next one doubles."""
 
 
 class Rounds:
-    """Which look is due. Pure; times are seconds, monotonic."""
+    """Decides which look is due. Pure; times are seconds, monotonic."""
 
     def __init__(self, *, now: float) -> None:
         self._young_at = now + YOUNG_EVERY_S
@@ -188,8 +190,8 @@ class Rounds:
         self._all_every_s = ALL_EVERY_S
 
     def due(self, new: int, *, now: float) -> int | None:
-        """YOUNG, ALL, or None: nothing yet. So many more objects were made than freed since the
-        last look."""
+        """Return YOUNG, ALL, or None if nothing is due yet. `new`: how many more objects were made
+        than freed since the last look."""
         if now >= self._all_at:
             return ALL
         if now < self._young_at:
@@ -200,11 +202,12 @@ class Rounds:
         return None
 
     def next_at(self) -> float:
-        """When to ask again."""
+        """Return when to ask again."""
         return min(self._young_at, self._all_at)
 
     def took(self, generation: int, seconds: float, found: int, *, now: float) -> None:
-        """A look took so long, ended `now`, and found so many objects that nobody held."""
+        """Note a look that took `seconds`, ended at `now`, and found this many unreferenced
+        objects."""
         young_at = now + max(YOUNG_EVERY_S, seconds / YOUNG_SHARE)
         self._young_at = max(self._young_at, young_at)
         self._young_by = max(self._young_at, now + YOUNG_EVERY_S_MAX)
@@ -216,15 +219,15 @@ class Rounds:
 
 
 class Collector:
-    """Looks on the event loop of one process. `collect` as gc.collect."""
+    """Runs the looks on the event loop of one process. `collect` has the form of gc.collect."""
 
     def __init__(self, collect: Callable[[int], int] = gc.collect) -> None:
         self._collect = collect
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """From now on Python's own times count for nothing. What is loaded by now stays: code, the
-        catalog, the ring. Frozen, it is never looked at again."""
+        """Run the collector from now on instead of Python. Objects that are loaded by now (code,
+        the catalog, the ring) are frozen, and never looked at again."""
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -233,7 +236,7 @@ class Collector:
         self._timer = loop.call_at(rounds.next_at() + _LATE_S, self._look, rounds)
 
     def stop(self) -> None:
-        """Python's own times count again. Not started: nothing happens."""
+        """Let Python run it again. Nothing happens without `start` before."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

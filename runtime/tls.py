@@ -1,9 +1,9 @@
-"""TLS of the gateway's own: the certificate, and how another one takes its place.
+"""The gateway's own TLS: the certificate, and its replacement while connections stay open.
 
-A listening socket has one context for as long as it lives. New connections are moved to the newest
-one in the middle of their handshake, where the certificate is chosen; those that stand keep theirs,
-so nobody is cut off. Files are watched by their sizes and times. What is new and wrong is told and
-not taken: the pair before goes on.
+A listening socket has one context for its whole life. New connections are moved to the newest one
+in the middle of their handshake, where the certificate is chosen. Open connections keep theirs, so
+nobody is cut off. Files are watched by their sizes and times. New files that are wrong are logged
+and not used: the former pair stays in use.
 """
 
 import asyncio
@@ -22,22 +22,24 @@ from runtime.listener import StartError
 logger = logging.getLogger("tocsin.tls")
 
 LOOK_S: Final = 5.0
-"""So often it is looked whether a file has changed."""
+"""Seconds between two looks whether a file has changed."""
 CIPHERS_1_2: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2: forward secrecy and authenticated encryption. All of TLS 1.3 have both."""
+"""Ciphers of TLS 1.2 with forward secrecy and authenticated encryption; all of TLS 1.3 have
+both."""
 
 Stamp = tuple[tuple[int, int, int], ...]
 
 
 class CertificateFiles(NamedTuple):
-    """Where the certificate with its chain, its key and the clients' authorities are."""
+    """Files with the certificate and its chain, its key, and the clients' authorities."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
     def stamp(self) -> Stamp:
-        """Changes when a file is written or replaced; one that is not there is all zeros."""
+        """Return a value that changes when a file is written or replaced; a missing file is all
+        zeros."""
         return tuple(_stamp(path) for path in self if path is not None)
 
 
@@ -50,13 +52,13 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 def load_context(files: CertificateFiles, *, wall: float) -> ssl.SSLContext:
-    """A server's context: TLS 1.2 or newer, 1.3 where clients may show certificates, which TLS 1.2
-    would send in the clear and would not look at again when a session is resumed. Blocks for a
-    few milliseconds. `wall`: unix seconds.
+    """Return a server's context: TLS 1.2 or newer, or 1.3 if clients may show certificates. TLS 1.2
+    would send these in the clear and would not look at them again when a session is resumed. Blocks
+    for a few milliseconds. `wall`: unix seconds.
 
     Raises:
-        StartError: a file cannot be read, is not what it should be, or the certificate is not
-            valid at this time. A sentence that names the setting.
+        StartError: a file cannot be read, is not what it should be, or the certificate is not valid
+            at this time. A sentence that names the setting.
     """
     _check_valid(files.cert, wall)
     _read(files.key, "TOCSIN_TLS_KEY")
@@ -64,7 +66,7 @@ def load_context(files: CertificateFiles, *, wall: float) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS_1_2)
     context.set_alpn_protocols(["http/1.1"])
-    # Resuming saves little where connections last, and would show the old certificate for hours.
+    # Resumption saves little where connections last, and would show the old certificate for hours.
     context.num_tickets = 0
     try:
         context.load_cert_chain(files.cert, files.key, password=_no_passphrase)
@@ -90,7 +92,7 @@ def load_context(files: CertificateFiles, *, wall: float) -> ssl.SSLContext:
 
 
 class _Encrypted(Exception):
-    """Raised inside OpenSSL's question for a passphrase, which it would ask at the terminal."""
+    """Raised when OpenSSL asks for a passphrase, which it would read from the terminal."""
 
 
 def _no_passphrase() -> str:
@@ -138,8 +140,8 @@ def _read(path: Path, setting: str) -> bytes:
 
 
 def pinning(cert: Path) -> ssl.SSLContext:
-    """For a client that takes this certificate, or one below it, under any name, and no other.
-    Raises OSError: it cannot be read."""
+    """Return a client's context that accepts this certificate, or one below it, under any name, and
+    no other. Raises OSError when it cannot be read."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -151,7 +153,7 @@ class Tls:
     """The context of a listener, which follows its files while `watch` runs.
 
     Raises:
-        StartError: as load_context.
+        StartError: as in load_context.
     """
 
     def __init__(self, files: CertificateFiles, *, wall: Callable[[], float] = time.time) -> None:
@@ -160,37 +162,37 @@ class Tls:
         self._stamp = files.stamp()
         self._newest = load_context(files, wall=wall())
         self.context = self._newest
-        """For `create_server`."""
+        """The context for `create_server`."""
         self.context.sni_callback = self._choose
 
     @classmethod
     def of(cls, cert: Path | None, key: Path | None, client_ca: Path | None) -> "Tls | None":
-        """What these files give; None: without certificate and key there is no TLS. Raises
+        """Load these files; None without certificate and key, because then there is no TLS. Raises
         StartError."""
         if cert is None or key is None:
             return None
         return cls(CertificateFiles(cert, key, client_ca))
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
-        """OpenSSL's hook after a client's first words, whether it named a host or not."""
+        """Choose the newest context; OpenSSL calls this after a client's first message."""
         if self._newest is not first:
             connection.context = self._newest
 
     async def watch(self) -> None:
-        """Look for new files, for ever."""
+        """Look for new files, without end."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()
 
     async def look(self) -> None:
-        """Take the files if they have changed. Those that are wrong are told once."""
+        """Use the files if they have changed. Wrong files are logged once."""
         stamp = await asyncio.to_thread(self._files.stamp)
         if stamp != self._stamp:
             self._stamp = stamp
             await self.reload()
 
     async def reload(self) -> None:
-        """Take the files now."""
+        """Use the files now."""
         try:
             context = await asyncio.to_thread(load_context, self._files, wall=self._wall())
         except StartError as error:

@@ -1,15 +1,15 @@
 """W3C trace context: from the request that publishes to the consumer of the message, and the log.
 
 A request's `traceparent` (and `tracestate`) becomes a header of each of its messages that has none
-of its own, is stored with it and pushed with it. Over a WebSocket, where one socket serves many
-traces, only a message's own header counts. Without OpenTelemetry the broker passes the context on
-as it came; with it the header names the broker's own span. Requests without a `traceparent` pay for
-one look through their headers. Source: https://www.w3.org/TR/trace-context/
+of its own. It is stored with the message and pushed with it. Over a WebSocket, where one socket
+serves many traces, only a message's own header counts. Without OpenTelemetry the broker passes the
+context on as it came; with it the header names the broker's own span. Requests without a
+`traceparent` pay for one look through their headers. Source: https://www.w3.org/TR/trace-context/
 
 OpenTelemetry is an extra of its own, `pip install '.[otel]'`, imported only if `TOCSIN_OTEL` is on.
 The exporter and its address are OpenTelemetry's own settings (`OTEL_EXPORTER_OTLP_ENDPOINT`,
 `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` …). A span is made for each request that publishes and
-comes with a `traceparent`: the broker begins no trace by itself.
+has a `traceparent`: the broker begins no trace by itself.
 """
 
 import re
@@ -28,46 +28,46 @@ PARENT: Final = "traceparent"
 STATE: Final = "tracestate"
 _PARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 _STATE_BYTES_MAX: Final = 512
-"""So much everybody has to pass on; what is longer is left out."""
+"""Bytes that everybody has to pass on; a longer state is left out."""
 
 
 class Trace(NamedTuple):
-    """Where a request belongs."""
+    """The trace that a request belongs to."""
 
     parent: str
-    """The header as it came."""
+    """The header `traceparent` as it came."""
     state: str = ""
-    """"": there is none."""
+    """The header `tracestate`; "" if there is none."""
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits."""
+        """Id of the trace: 32 hexadecimal digits."""
         return self.parent[3:35]
 
 
 class Going:
-    """A request that is being answered. What it began and outlives it (a commit, a consumer's
-    tasks) inherits its context, and is not told to be of its trace."""
+    """A request that is being answered. Tasks that it began and that outlive it (a commit, a
+    consumer's tasks) inherit its context, but are not counted to its trace."""
 
     __slots__ = ("trace",)
 
     def __init__(self, trace: Trace) -> None:
         self.trace: Trace | None = trace
-        """None: it is answered."""
+        """The request's trace; None once it is answered."""
 
 
 _GOING: Final[ContextVar[Going | None]] = ContextVar("tocsin_going", default=None)
 
 
 def current() -> Trace | None:
-    """That of the request that is being answered here; None: there is none."""
+    """Return the trace of the request that is being answered here; None if there is none."""
     going = _GOING.get()
     return going.trace if going is not None else None
 
 
 @contextmanager
 def answering(trace: Trace) -> Iterator[None]:
-    """Inside, `current` is this one."""
+    """Make `trace` the current one within the block."""
     going = Going(trace)
     token = _GOING.set(going)
     try:
@@ -78,14 +78,14 @@ def answering(trace: Trace) -> Iterator[None]:
 
 
 class Tracer(Protocol):
-    """Who makes spans of it."""
+    """Maker of spans for publishes."""
 
     def publishing(self, queue: str, trace: Trace) -> AbstractContextManager[Trace]:
-        """While these messages are published: what is said of them from now on."""
+        """Make a span while messages are published; yields the trace that their headers name."""
 
 
 class NoTracer:
-    """Nobody does."""
+    """The tracer without OpenTelemetry, which makes no spans."""
 
     @contextmanager
     def publishing(self, queue: str, trace: Trace) -> Iterator[Trace]:
@@ -94,8 +94,8 @@ class NoTracer:
 
 
 def trace_of(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
-    """That of a request. None: it names none, or what is none: then there is nothing to go on
-    with, and it is no error (3.3 there)."""
+    """Return the trace of a request. None if it names none, or an invalid one. That is no error:
+    nothing can be continued then (3.3 there)."""
     parents = [value for name, value in headers if name == b"traceparent"]
     if len(parents) != 1:
         return None
@@ -107,7 +107,7 @@ def trace_of(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
 
 
 def trace_from(parent: str) -> Trace | None:
-    """The trace that the text of a header names."""
+    """Return the trace that the text of a header names; None if it is invalid."""
     match = _PARENT.fullmatch(parent)
     if match is None or not match[1].strip("0") or not match[2].strip("0"):
         return None
@@ -117,8 +117,8 @@ def trace_from(parent: str) -> Trace | None:
 
 
 def carried(messages: Sequence[Message], trace: Trace) -> Sequence[Message]:
-    """The same messages; those that name no trace of their own name this one, unless their headers
-    are as many, or as large, as they may be."""
+    """Return the messages, each with this trace in its headers if it names none of its own. A
+    message is unchanged if its headers would be too many, or too large."""
     more = {PARENT: trace.parent} | ({STATE: trace.state} if trace.state else {})
     size = sum(len(name) + len(text) for name, text in more.items())
     return [_carrying(message, more, size) for message in messages]
@@ -146,13 +146,12 @@ MISSING: Final = (
 
 
 class OtelMissing(Exception):
-    """It is not installed; the text says what to do."""
+    """Error: OpenTelemetry is not installed; the text says what to do."""
 
 
 class OtelTracer:
-    """A tracer over OpenTelemetry. Raises OtelMissing. Spans leave in the background, in batches;
-    what the collector does not take in time is dropped by OpenTelemetry, and nobody waits for
-    it."""
+    """A tracer over OpenTelemetry. Raises OtelMissing. Spans leave in the background, in batches.
+    OpenTelemetry drops what the collector does not take in time, and nobody waits for it."""
 
     def __init__(self) -> None:
         try:
@@ -164,7 +163,7 @@ class OtelTracer:
         except ImportError:
             raise OtelMissing(MISSING) from None
         ours = Resource.create({"service.name": "tocsin"})
-        # What the environment says counts more; what `create` is handed would count most.
+        # Settings of the environment come first; an argument of `create` would come before them.
         resource = ours.merge(OTELResourceDetector().detect())
         self._provider: Any = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -191,8 +190,8 @@ class OtelTracer:
             yield Trace(said.get(PARENT, trace.parent), said.get(STATE, ""))
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """Hand out what is left; blocks. What the collector has not taken by then is dropped."""
-        # OpenTelemetry waits for half a minute, and cannot be told otherwise.
+        """Send the remaining spans; blocks. What the collector has not taken by then is dropped."""
+        # OpenTelemetry waits for half a minute, and has no setting for that.
         closing = threading.Thread(target=self._provider.shutdown, name="otel", daemon=True)
         closing.start()
         closing.join(within_s)

@@ -1,9 +1,9 @@
-"""What is called when storage clusters are too few or too many: a program, or an address.
+"""The hook that is called when storage clusters are too few or too many: a program or an address.
 
-It gets one JSON object: a program on its standard input, an address as the body of a POST. A
-program that ends with 0, an address that answers with 2xx, has heard it. Both have HOOK_S: what
-hangs is killed, with all that it has started, and is told again under the same `number`, by which
-it knows what it has heard. What a program that has ended leaves behind goes on.
+It gets one JSON object: a program on its standard input, an address as the body of a POST. A call
+succeeds if the program ends with 0, or the address answers with 2xx. Both have HOOK_S. After that
+the call is killed, with everything that it has started, and repeated under the same `number`, by
+which the hook recognizes it. Processes that a program leaves behind when it ends go on.
 """
 
 import asyncio
@@ -22,31 +22,32 @@ from urllib.parse import urlsplit
 
 HOOK_S: Final = 30.0
 SAID_BYTES_MAX: Final = 2000
-"""Of what a program says before it fails: for the log."""
+"""Bytes of a failing program's last words that are logged."""
 _LOG: Final = logging.getLogger("tocsin.manager")
 
 
 class HookFailed(Exception):
-    """It has not heard; a sentence for the log."""
+    """Error: the call failed; a sentence for the log."""
 
 
 class ScaleHook:
-    """`what`: an http or https address, or the path of a program."""
+    """The hook: `what` is an http or https address, or the path of a program."""
 
     def __init__(self, what: str, *, within_s: float = HOOK_S) -> None:
         self._what = what
         self._within_s = within_s
 
     async def tell(self, body: bytes) -> None:
-        """Raises HookFailed."""
+        """Call the hook. Raises HookFailed."""
         if self._what.startswith(("http://", "https://")):
             await self._post(body)
         else:
             await self._run(body)
 
     async def _run(self, body: bytes) -> None:
-        """Its input and what it says are files: of a pipe the end comes when all that it has
-        started have let go of it, and what goes on behind it would keep it from being heard."""
+        """Run the program with files for its input and its words. A pipe would end only when all
+        processes that it has started have closed it, and a long-lived one would keep its success
+        from being noticed."""
         with TemporaryFile() as told, TemporaryFile() as said:
             told.write(body)
             told.seek(0)
@@ -72,7 +73,7 @@ class ScaleHook:
         except TimeoutError:
             raise HookFailed(f"{self._what} did not end within {self._within_s:g} s") from None
         finally:
-            if process.returncode is None:  # and what it has started
+            if process.returncode is None:  # with all that it has started
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
@@ -88,7 +89,7 @@ class ScaleHook:
 
 
 def check_hook(text: str) -> str:
-    """An address, or a program that can be run, as an absolute path. Raises ValueError."""
+    """Return an address, or the absolute path of a program that can be run. Raises ValueError."""
     if text.startswith(("http://", "https://")):
         parts = urlsplit(text)
         _ = parts.port  # a number from 0 to 65,535, or ValueError
@@ -102,14 +103,14 @@ def check_hook(text: str) -> str:
 
 
 def _shown(url: str) -> str:
-    """Without its query: it may be a secret."""
+    """Return the address without its query, which may be a secret."""
     return url.partition("?")[0]
 
 
 class _Post:
-    """One request, in a thread of its own that keeps nobody waiting: what hangs, or sends a byte
-    now and then, is let go of when its time is over. Redirections are not followed, certificates
-    are checked."""
+    """A request in a thread of its own, for which nobody waits: when its time is over, a hanging
+    connection, or one that sends a byte now and then, is closed. Redirections are not followed,
+    certificates are checked."""
 
     def __init__(self, url: str, within_s: float) -> None:
         parts = urlsplit(url)
@@ -124,7 +125,8 @@ class _Post:
         )
 
     async def answered(self, body: bytes) -> int:
-        """The status. Raises OSError or HTTPException; cancelled, nothing of it is left."""
+        """Return the status. Raises OSError or HTTPException. After a cancellation nothing of it is
+        left."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[int] = loop.create_future()
 

@@ -1,1 +1,1 @@
-"""The processes that are no gateways."""
+"""Processes other than gateways."""

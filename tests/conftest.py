@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import gc
+import logging
 import os
 import shutil
 import tempfile
@@ -30,6 +31,29 @@ atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True
 # No test may fail because the machine is busy: Hypothesis judges no example by its seconds.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def loggers_stay_as_they_are() -> Iterator[None]:
+    """Fail a test that leaves the broker's loggers changed: a later one of the same process would
+    find no records."""
+    before = _loggers()
+    yield
+    after = _loggers()
+    if after != before:
+        for name, (level, disabled, propagate) in before.items():
+            logger = logging.getLogger(name)
+            logger.setLevel(level)
+            logger.disabled, logger.propagate = disabled, propagate
+        pytest.fail(f"loggers are left changed: {sorted(after.items() - before.items())}")
+
+
+def _loggers() -> dict[str, tuple[int, bool, bool]]:
+    """Return name → (level, is disabled, propagates) of the loggers that records pass on their way
+    to a test."""
+    loggers = [logging.getLogger(), logging.getLogger("tocsin")]
+    return {one.name: (one.level, one.disabled, one.propagate) for one in loggers}
+
 
 LONG = (
     "spark", "system", "browser", "javascript", "loadtests", "push", "histories", "contract",

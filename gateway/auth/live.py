@@ -40,6 +40,7 @@ class LiveCredentials:
         """Number of entries of this credential."""
         return len(self._by_credential.get(credential, ()))
 
+    # enforces: P11
     def revoke(self, credential: str) -> None:
         """End everything that this credential has let in, in slices, so that others have their turn
         between (P9). The caller makes sure that it lets in nobody more. Inside the event loop."""

@@ -153,6 +153,7 @@ class Changes:
 
         return await self._change_both(self._metadata.delete_queue(principal, name), drop)
 
+    # enforces: R11
     async def put_group(
         self,
         principal: Principal,

@@ -335,6 +335,7 @@ class Consumer:
         if self.stays:
             self.await_held()
 
+    # enforces: P9
     def available(self) -> int:
         """Number of messages it may be given now, by its credit and its room for leases (P9)."""
         if not self.opened or self.left or self._suspended or not self._link.writable():
@@ -344,6 +345,7 @@ class Consumer:
         room = limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX - self._in_flight
         return min(self._credit.available - self._reserved, room)
 
+    # enforces: P8
     def share(self) -> Share:
         """A key's share of what is available: of the credit, and of the room for leases."""
         credit, most = self._credit, limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
@@ -442,6 +444,7 @@ class Consumer:
         self._link.send(frame)
         return True
 
+    # enforces: R17
     def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
         """Tell the session at once what is no longer its own (R17)."""
         by_push: dict[int, list[Range]] = {}
@@ -673,6 +676,7 @@ class Consumer:
         self._suspended = True
         self._adopting = None
 
+    # enforces: R22
     def hold(
         self, received: int, deliveries: DeliveryList
     ) -> DeliveryList | Awaitable[DeliveryList]:

@@ -127,6 +127,7 @@ class DeadLetters:
         """Dead-letter queues by id: when each was looked at, and its state then."""
         self.moved_total = 0
 
+    # enforces: P1
     async def move(self, slot: OwnedPartition) -> None:
         """Move what is dead in this slot's partition, until nothing is or the slot ends. What the
         dead-letter queue does not take is tried again, and the slot knows why meanwhile. A message

@@ -278,6 +278,7 @@ class GroupRuntime:
         if number not in self.slots:
             self._start(number)  # its owner left while it was being owned
 
+    # enforces: R15
     async def _own(self, number: int) -> None:
         partition = Partition(self.queue.queue_id, number)
         place = CursorPlace(self.group.group_id, partition)

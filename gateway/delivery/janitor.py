@@ -91,6 +91,7 @@ class Expiry:
                 if error.code.name not in ("group_not_found", "queue_not_found"):
                     raise  # another gateway was here before
 
+    # enforces: R11
     async def _abandoned_row(self, group: Group, now: float) -> Membership | None:
         """Return the group's row, if other gateways have had no consumer of it either, for as long.
         None: they have, or one has come since, and the time begins anew; or another gateway sees to
@@ -303,6 +304,7 @@ class Janitor:
         queues = self._metadata.list_all_queues()
         return {Partition(q.queue_id, n) for q in queues for n in q.members}
 
+    # enforces: R12
     async def _trim(self, partition: Partition) -> None:
         queue = self._metadata.queue_by_id(partition.queue_id)
         if queue is None:

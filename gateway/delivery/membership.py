@@ -124,6 +124,7 @@ MOVED_S: Final = 1.0
 the last writes of one that lives take milliseconds."""
 
 
+# enforces: R20
 class HandOver:
     """Partitions of one group that other gateways drain. `again` is called when a drain has had its
     time."""
@@ -379,6 +380,7 @@ class MembershipRow:
         self._absent.call_at(self.write_soon)
         self._host.carry_out()
 
+    # enforces: P5
     async def catch_up(self) -> None:
         """Return when nothing is served here that others may have taken over.
 
@@ -420,6 +422,7 @@ class MembershipRow:
             async with self._lock:
                 await self._write()
 
+    # enforces: R14
     async def _write(self) -> None:
         here = self._presence.gateway
         while True:
@@ -449,6 +452,7 @@ class MembershipRow:
             self._hand_over.look(row, new, asyncio.get_running_loop().time())
             self._look_later()
 
+    # enforces: R22
     def _part(self, row: Membership, gone: set[str]) -> GatewayPart:
         here, now = self._presence.gateway, asyncio.get_running_loop().time()
         members = {seat.name for seat in self._host.seats()}

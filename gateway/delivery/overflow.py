@@ -63,6 +63,7 @@ class Overflow:
         self._metadata = metadata
         self._temporary_owner = temporary_owner
 
+    # enforces: R12
     async def relieve(self, queue_id: str) -> bool:
         """Look at one queue. True: a group was beyond the bounds, look again; not all of it may
         have gone, where a partition has no owner at the moment or much is on its way already."""

@@ -192,6 +192,7 @@ class AckWaiter(ABC):
         """Answer the caller."""
 
 
+# enforces: P5, R21
 class AckWaiters:
     """The callers that wait for writes of one partition. Those returned are to be told."""
 
@@ -348,6 +349,7 @@ class OwnedPartition:
             self._after(asyncio.get_running_loop().time())
             self.owner.pump()
 
+    # enforces: P7
     def pump(self, count_max: int) -> bool:
         """Give what rules, credit and the records at hand allow, at most `count_max` messages.
 
@@ -444,6 +446,7 @@ class OwnedPartition:
             raise
         self.delivery.side_loaded(key, offsets, loop.time())
 
+    # enforces: R23
     def _send(
         self, record: Record, push: Push, stages: CommitTimes | None, now: float, cause: Cause
     ) -> None:
@@ -695,6 +698,7 @@ class OwnedPartition:
             self._after(now, urgent=bool(self._ack_waiters))
             self.owner.pump()
 
+    # enforces: R23
     def not_written(self, error: TocsinError) -> None:
         """The write's outcome is not known: it is kept; unsent at-most-once messages are not sent
         any more (R23)."""

@@ -4,31 +4,18 @@ On this gateway the pulls of a group form one virtual consumer. It takes part in
 from the first pull on, serves waiting pulls in their order, and leaves in an orderly way when no
 pull has come for a while, unless it holds messages that nobody else in the group could be given.
 
-Acks, nacks and extends name deliveries by receipts. They are judged here where the partition is
-owned here, else by its owner at another gateway. A receipt is self-contained: any gateway can act
-on it without having given it. Its MAC keeps everybody from making one up. It is bound to the ids of
-queue and group, which are never reused: after a queue was deleted and made anew under its name, the
-receipts of before are invalid (R1).
-
-    version u8, generation u32, partition u32, epoch u64, push u64, offset u64, MAC 16 bytes
-
-The ids are not inside: a request names queue and group, and the MAC covers them. The text form is
-base64url without padding, 66 characters.
+Acks, nacks and extends name deliveries by receipts (`push.receipts`). This gateway judges them if
+it owns the partition, else it asks the owner at another gateway.
 """
 
 import asyncio
-import base64
-import binascii
-import hmac
 import os
-import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -47,73 +34,10 @@ from push.errors import Refused, TocsinError, Unknown
 from push.letters import SETTLED, Letter, Verb, runs_of
 from push.message import Message
 from push.places import CursorPlace, Partition
+from push.receipts import Receipt, Receipts
 from push.record import Record
 from push.storage_port import OWNER_BYTES
 from push.transit import Transit
-
-VERSION: Final = 1
-KEY_BYTES: Final = 32
-MAC_BYTES: Final = 16
-"""128 bits: an attacker who tries a billion receipts a second needs 10^22 years."""
-_BODY: Final = struct.Struct(">BIIQQQ")
-BYTES: Final = _BODY.size + MAC_BYTES
-CHARS: Final = -(-BYTES * 4 // 3)
-
-
-class Receipt(NamedTuple):
-    """One delivery of one message."""
-
-    generation: int
-    """Of the partition's log (R2)."""
-    partition: int
-    epoch: int
-    push: int
-    offset: int
-
-
-class Receipts:
-    """Makes and reads receipts; `key` is 32 secret bytes that all gateways of a broker share."""
-
-    def __init__(self, key: bytes) -> None:
-        if len(key) != KEY_BYTES:
-            raise ValueError(f"the key of receipts has {KEY_BYTES} bytes, not {len(key)}")
-        self._key = key
-
-    def encode(self, queue_id: str, group_id: str, receipt: Receipt) -> str:
-        """The text of a receipt. Numbers outside their width raise struct.error: a bug."""
-        body = _BODY.pack(VERSION, *receipt)
-        whole = body + self._mac(queue_id, group_id, body)
-        return base64.urlsafe_b64encode(whole).rstrip(b"=").decode()
-
-    def decode(self, queue_id: str, group_id: str, text: str) -> Receipt | None:
-        """The delivery that a receipt names; None when it was not given by this broker for this
-        queue and group: forged, cut off, altered, of another queue or group."""
-        if len(text) != CHARS:
-            return None
-        try:
-            whole = base64.b64decode(text + "=" * (-CHARS % 4), altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError):
-            return None
-        body, mac = whole[: _BODY.size], whole[_BODY.size :]
-        if not hmac.compare_digest(mac, self._mac(queue_id, group_id, body)):
-            return None
-        # Base64 has several texts for the same bytes where the last character has spare bits, and
-        # b64decode takes + and / too: only the one text that encode makes is the receipt.
-        if base64.urlsafe_b64encode(whole).rstrip(b"=").decode() != text:
-            return None
-        version, *numbers = _BODY.unpack(body)
-        return Receipt(*numbers) if version == VERSION else None
-
-    def _mac(self, queue_id: str, group_id: str, body: bytes) -> bytes:
-        queue, group = queue_id.encode(), group_id.encode()
-        lengths = struct.pack(">HH", len(queue), len(group))  # "ab","c" is not "a","bc"
-        return blake2b(
-            lengths + queue + group + body,
-            digest_size=MAC_BYTES,
-            key=self._key,
-            person=b"tocsin-receipt-1",
-        ).digest()
-
 
 Named = list[tuple[int, Receipt]]
 """Receipts, each with its place in the request."""
@@ -303,6 +227,7 @@ class PullConsumer:
         """Whether pulls wait."""
         return bool(self._waiting)
 
+    # enforces: R24
     def is_idle(self, now: float) -> bool:
         """Whether it is to leave. Who has pulled and works for long keeps its leases where there
         is nobody else: leaving would cut them off and help nobody."""

@@ -425,6 +425,7 @@ class QueueReaders:
             return True
         return reader.behind[number] > begin
 
+    # enforces: P10, R26
     def _advance(self, reader: Reader, number: int, to: int, at: int) -> None:
         """Tell the reader of the gap between, which is no longer retained (P10)."""
         gap = overtaken(at, to)
@@ -659,6 +660,7 @@ class Readers:
             readers.queue_deleted()
 
 
+# enforces: P10, R26
 def _resume(
     queue: Queue, position: frames.Position, states: Iterable[PartitionState]
 ) -> tuple[dict[int, int], list[dict[str, object]]]:

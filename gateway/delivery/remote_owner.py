@@ -336,6 +336,7 @@ class OwnerServer:
             self._answering |= batch.keys()
             self._go(self._answer(batch, now), "answer letters")
 
+    # enforces: R24
     def _verdicts(
         self, batch: "_Batch", letter_id: str, letter: Letter, now: float
     ) -> "_Verdicts | None":

@@ -133,6 +133,7 @@ class RecordSealer:
         cipher = self._ciphers[key_id] = AESGCM(key)
         return SealingKey(key_id, cipher)
 
+    # enforces: R9
     def seal(self, partition: Partition, header: bytes, payload: bytes, count: int) -> bytes:
         with self._lock:
             key = self.current

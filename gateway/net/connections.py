@@ -246,6 +246,7 @@ class Connections:
 
     # --- The end --------------------------------------------------------------------------------
 
+    # enforces: P14
     async def drain(self, *, deadline_s: float, random: Random) -> None:
         """Send every client elsewhere (P14); return when no session is open, `deadline_s` at the
         latest.

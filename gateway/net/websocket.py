@@ -433,6 +433,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._is_flush_scheduled = True
             self.connections.schedule_flush(self)
 
+    # enforces: P9
     def writable(self) -> bool:
         # Both that it counts, or a socket that stalls holds the bound twice. At the bound itself
         # it is not paused: nobody would call again.

@@ -50,6 +50,7 @@ Context = tuple[bytes, int]
 NO_ANSWER: Final = Unknown("no answer yet")
 
 
+# enforces: R5
 class PendingPublish:
     """A publish, from its arrival until each of its messages has an outcome, in their order (R5).
 
@@ -297,6 +298,7 @@ class Route:
         self.spread = (self.spread + 1) % len(self.spread_members)
         return self.spread_members[self.spread]
 
+    # enforces: P4
     def id_place(self, message_id: str) -> int:
         """Return the partition of a message without a key, by its id: sent again, it goes to the
         one that remembers it, whatever was sent in between (P4)."""
@@ -474,6 +476,7 @@ def not_allowed(queue: Queue, key: str | None) -> Refused:
     )
 
 
+# enforces: R8
 def id_digest(queue: Queue, key: str | None, name: str, *, moved: bool = False) -> bytes:
     """Return what deduplication remembers of an id: 256 bits over queue, key and id (R8).
     `moved`: the name is not a client's, and equals none that a client may give."""
@@ -660,6 +663,7 @@ def outcome_at(number: int, outcome: Stored | NotStored, queue: Queue) -> Outcom
     return Refused(outcome.code, detail)
 
 
+# enforces: R6
 def refused_sequences(
     producer: bytes | None, sequence: int, resolved: int, count: int
 ) -> Refused | None:

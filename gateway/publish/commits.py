@@ -288,6 +288,7 @@ class GroupCommit:
         of_lane.messages -= count
         of_lane.bytes -= size
 
+    # enforces: R7
     def hold_up(self, partition: Partition, header: Header) -> None:
         """Hold up the producers of a record that was not stored, or whose outcome is not known
         (R7). Their messages that wait there would overtake it with the next commit: they are
@@ -586,6 +587,7 @@ class Committer:
                 self._give_up(commit, now)
         self._watch = loop.call_later(_WATCH_EVERY_S, self._check_ages)
 
+    # enforces: P2, R5
     def _give_up(self, commit: Commit, now: float) -> None:
         """Answer a commit's messages with `unknown`, never with a refusal: they may be stored, now
         or later."""
@@ -744,6 +746,7 @@ class Committer:
         if not commit.is_answered:
             record.fail(error)
 
+    # enforces: R10
     def _complete(self, commit: Commit, at: int, result: Appended, times: CommitTimes) -> None:
         """Hand a record to the tail, and answer it: now, and not before, followers get it (R10)."""
         record, append, header = commit.batch[at], commit.appends[at], commit.headers[at]

@@ -1,8 +1,8 @@
 """Accounting of HTTP requests: their usage, and the acts that operations are.
 
 `Accounts` is the layer under the problem documents: it counts each request and each refusal for its
-principal and for the queue in the path. `carry_out` runs an operation; one that has an `act` gets
-its line in the audit trail, to which the handler adds by `about` what is worth knowing.
+principal and for the queue in the path. An operation with an `act` has a line in the audit trail,
+which `gateway.rest.app.carry_out` begins; its handler adds details by `about` (`act_of`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.accounting.audit import NOT_LET_IN, Actor, AuditedAct, why_of
@@ -19,15 +18,16 @@ from gateway.accounting.usage import UsageCounter
 from gateway.accounting.writer import AccountingWriter
 from gateway.broker import Broker
 from gateway.models import WhichKey
-from gateway.rest.operation import ADMISSION, Operation, check_rights, find_names
-from metadata.catalog import NAME, Queue
+from gateway.rest.operation import ADMISSION
+from metadata.catalog import Queue
 from metadata.port import has_queue
 from push.errors import TocsinError
 from push.ring import key_hash
 from runtime.addresses import client_address
 from runtime.problems import refusal
 
-_ACT: Final = "tocsin.act"
+ACT: Final = "tocsin.act"
+"""The key of a request's scope under which its act is."""
 
 
 class Accounts:
@@ -86,33 +86,9 @@ def counter_of(scope: Scope, accounting: AccountingWriter, broker: Broker) -> Us
     return accounting.usage.counter(principal.tenant, principal.name, name if is_there else None)
 
 
-async def carry_out(operation: Operation, broker: Broker, request: Request) -> Response:
-    """Judge whether it may be asked for, and run its handler. Where it is an act, its line is
-    written when this returns or raises."""
-    if operation.act is None:
-        check_rights(operation, request)
-        await find_names(operation, broker, request)
-        return await operation.handler(broker, request)
-    accounting: AccountingWriter = request.app.accounting
-    path = request.path_params
-    queue, group = _name_in(path, "queue"), _name_in(path, "group")
-    who = actor_of(request.scope)
-    async with accounting.audit.act(operation.act, who, queue=queue, group=group) as act:
-        request.scope[_ACT] = act
-        check_rights(operation, request)
-        await find_names(operation, broker, request)
-        return await operation.handler(broker, request)
-
-
-def _name_in(path: dict[str, Any], what: str) -> str | None:
-    """Return a name from the path; None: it is none, and no business of the trail."""
-    name = path.get(what)
-    return name if isinstance(name, str) and NAME.fullmatch(name) else None
-
-
 def act_of(request: Request) -> AuditedAct:
     """The act that this request is. Only in handlers of operations that have one."""
-    act: AuditedAct = request.scope[_ACT]
+    act: AuditedAct = request.scope[ACT]
     return act
 
 

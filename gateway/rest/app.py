@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -27,10 +27,16 @@ from gateway.limits.limiter import Limiter
 from gateway.models import Admission
 from gateway.net.longpoll import LongPolls
 from gateway.rest import openapi
-from gateway.rest.accounting import Accounts, carry_out
-from gateway.rest.operation import ADMISSION, ALLOWANCE, Operation
+from gateway.rest.accounting import ACT, Accounts, actor_of
+from gateway.rest.operation import (
+    ADMISSION,
+    ALLOWANCE,
+    Operation,
+    check_rights,
+    find_names,
+)
 from gateway.rest.routes import access, groups, keys, messages, pull, queues, sessions, status
-from metadata.catalog import check_name
+from metadata.catalog import NAME, check_name
 from runtime.addresses import client_address, name_of
 from runtime.loop.fairness import IncompleteBytesBudget
 from runtime.operation import INCOMING
@@ -245,3 +251,27 @@ def _route(broker: Broker, path: str, methods: dict[str, Operation]) -> Route:
         return await carry_out(methods[method], broker, request)
 
     return Route(path, endpoint, methods=list(methods))
+
+
+async def carry_out(operation: Operation, broker: Broker, request: Request) -> Response:
+    """Check the right that an operation needs, then run its handler. If it is an act, its line in
+    the audit trail is written when this returns or raises."""
+    if operation.act is None:
+        check_rights(operation, request)
+        await find_names(operation, broker, request)
+        return await operation.handler(broker, request)
+    accounting: AccountingWriter = request.app.accounting
+    path = request.path_params
+    queue, group = _name_in(path, "queue"), _name_in(path, "group")
+    who = actor_of(request.scope)
+    async with accounting.audit.act(operation.act, who, queue=queue, group=group) as act:
+        request.scope[ACT] = act
+        check_rights(operation, request)
+        await find_names(operation, broker, request)
+        return await operation.handler(broker, request)
+
+
+def _name_in(path: dict[str, Any], what: str) -> str | None:
+    """Return a name of the path for the trail; None if it is no valid name."""
+    name = path.get(what)
+    return name if isinstance(name, str) and NAME.fullmatch(name) else None

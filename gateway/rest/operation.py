@@ -4,8 +4,8 @@ Routes and `/openapi.json` are made from the same table of operations, so that n
 what the other has. A handler reads its request with the functions below and those of
 runtime.operation, and returns a `reply`; everything that is wrong it raises.
 
-A `need` says which right lets an operation run. `check_need` is called in one place, before the
-handler. Frames, which name a queue each, are judged where they are carried out, in
+A `need` says which right lets an operation run. `gateway.rest.app.carry_out` checks it, before the
+handler and nowhere else. The rights of frames, each of which names a queue, are checked in
 `gateway.session.session` and `gateway.session.subscriptions`.
 """
 
@@ -60,6 +60,7 @@ EVERY: Final = "*"
 """No queue is called so: only a right whose pattern it is, or one as wide, fits it."""
 
 
+# enforces: P11
 def check_need(need: Need, rights: Rights, queue: str | None) -> None:
     """Raises Refused(forbidden), which names the right that is missing. `queue` None: the operation
     names none, and shows only what there is a right to."""

@@ -758,6 +758,7 @@ class Session:
 
     # --- The end --------------------------------------------------------------------------------
 
+    # enforces: P14
     def drain(self, reconnect_after_s: float) -> None:
         """Tell the client to come back elsewhere, give it nothing more, and close as soon as what
         it has is settled and what it asked is answered (P14)."""

@@ -41,6 +41,7 @@ class SubscriptionRight:
         """Return the right that this `subscribe` needs."""
         return cls(frame.queue, frame.group is None, tuple(frame.keys) if frame.keys else None)
 
+    # enforces: P11
     def check(self, rights: Rights) -> None:
         """Raises Refused(forbidden), whether or not there is such a queue."""
         if self.is_reader:

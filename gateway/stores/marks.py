@@ -193,6 +193,7 @@ def catalog_keeper(data_dir: Path, place: Callable[[], CatalogPlace]) -> FileKee
     return FileKeeper(data_dir / CATALOG_MARK_FILE, place, _CATALOG_LOG)
 
 
+# enforces: P13, R30
 async def check_storage(storage: Storage, metadata: Metadata) -> None:
     """Refuse an emptied or exchanged storage, and never adopt it (R30): it would begin every
     partition anew, below every cursor and position. The first one is remembered.

@@ -199,6 +199,7 @@ MANY: Final[msgspec.json.Decoder[list[ClientFrame]]] = msgspec.json.Decoder(
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
+# enforces: P12
 def decode(data: bytes) -> list[ClientFrame]:
     """The frames of one WebSocket message.
 

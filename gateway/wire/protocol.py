@@ -202,6 +202,7 @@ class SessionProtocol:
         self._subscriptions[frame.subscription] = None
         return frame
 
+    # enforces: R25
     def _grant(self, frame: frames.Credit) -> Effect | None:
         granted = self._subscriptions.get(frame.subscription)
         if granted is None:
@@ -216,6 +217,7 @@ class SessionProtocol:
             return Refusal.to(refusal)
         return frame
 
+    # enforces: P12
     def _reject_undecodable(self, data: bytes, error: Refused) -> list[Effect]:
         effects: list[Effect] = [Refusal.to(error, ref) for ref in _refs(data)]
         if not effects:
@@ -303,6 +305,7 @@ class SessionProtocol:
         """Return when to call `expire`; it may have moved on until then. None: never."""
         return None if self.state is State.CLOSED else min(self._deadline, self.right_ends)
 
+    # enforces: P6
     def expire(
         self, *, now: float, taken_bytes: Callable[[], int | None] = lambda: None
     ) -> SendPing | Close | None:

@@ -1,15 +1,15 @@
 """The catalog's rows in Redis or Valkey, where several gateways share them.
 
-Each change is one atomic compare-and-set on the version of the whole catalog, on every copy that
-could be elected when it returns (the level `all`). A change is announced on a channel, which may
-lose the notice: so all ask every `poll_s`, too. What is read may be on fewer copies than it must
-be, and then go again with its server: so nothing is believed before a write behind it has been
-counted on all copies (`catalog_confirm`).
+Each change is one atomic compare-and-set on the version of the whole catalog. When it returns, the
+change is on every copy that could be elected (the level `all`). A channel announces each change,
+and may lose the notice, so all gateways also poll every `poll_s`. A read may return what is on too
+few copies, and what a failover then loses. So it is not used before a later write has been counted
+on all copies (`catalog_confirm`).
 
-Changes are rare. The members of groups change often, so their rows have a compare-and-set each
-(R14), apart from the catalog's version; they outlive every gateway.
+Changes are rare. The members of groups change often, so each of their rows has a compare-and-set of
+its own (R14), apart from the catalog's version. These rows outlive every gateway.
 
-All keys have one hash tag, so that one function changes them together:
+All keys have one hash tag, so that one function can change them together:
 
     {tocsin}:catalog       hash: incarnation, version, stamp of the last change, secret, touches
     {tocsin}:changes       stream: which rows each of the last changes has written
@@ -49,31 +49,31 @@ TAG: Final = "{tocsin}"
 STATE: Final = f"{TAG}:catalog"
 CHANGES: Final = f"{TAG}:changes"
 CHANGED: Final = f"{TAG}:changed"
-"""The channel that says the version after each change."""
+"""The channel that carries the version after each change."""
 MEMBERS_CHANGED: Final = f"{TAG}:members-changed"
-"""The channel that says group id and generation after each change of a membership."""
+"""The channel that carries group id and generation after each change of a membership."""
 BEATS: Final = f"{TAG}:beats"
 """The hash of gateways' heartbeats."""
 SAID: Final = f"{TAG}:said"
-"""The hash of what gateways say of themselves with them."""
+"""The hash of the texts that gateways send with their beats."""
 NODE_BEATS: Final = f"{TAG}:node-beats"
-"""Of the metadata service's nodes: the same as BEATS."""
+"""The hash of heartbeats of the metadata service's nodes."""
 NODES_SAID: Final = f"{TAG}:nodes-said"
-"""The same as SAID: nothing, their names say all."""
+"""The hash of the nodes' texts, which are all empty: their names say everything."""
 KEYS: Final = (STATE, CHANGES, *(f"{TAG}:{kind}" for kind in KINDS))
-"""What the functions of the catalog are given as keys, in their order."""
+"""The keys that the functions of the catalog get, in their order."""
 NUMBERS: Final = {kind: KEYS.index(f"{TAG}:{kind}") + 1 for kind in KINDS}
 """Kind → number of its hash among the keys, from 1 as Lua counts."""
 _KIND_OF: Final = {number: kind for kind, number in NUMBERS.items()}
 
 
 def key_of(kind: str) -> str:
-    """The hash that holds rows of this kind."""
+    """Return the key of the hash that holds rows of this kind."""
     return f"{TAG}:{kind}"
 
 
 def raw_rows(answer: Iterable[Any]) -> Raw:
-    """The rows in an answer of catalog_since."""
+    """Decode the rows in an answer of catalog_since."""
     raw: Raw = {kind: {} for kind in KINDS}
     for number, row_id, value in answer:
         raw[_KIND_OF[int(number)]][row_id.decode()] = value or None
@@ -85,16 +85,16 @@ Arg = str | bytes | int
 
 
 class CatalogShard(Protocol):
-    """One primary with its replicas. Text in answers is `bytes`."""
+    """A primary with its replicas. Text in answers is `bytes`."""
 
     async def act(
         self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
     ) -> Any:
-        """One function that writes; its answer once as many copies have it as the level asks for.
-        Raises Unknown: it may have happened; Refused: it did not."""
+        """Call a function that writes; return its answer once the number of copies that the level
+        demands have it. Raises Unknown when it may have happened; Refused when it did not."""
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        """One function that only reads, perhaps from a primary of before. Raises Refused."""
+        """Call a function that only reads, perhaps at a former primary. Raises Refused."""
 
     def on_message(self, channel_prefix: str, heard: Callable[[bytes, bytes], None]) -> None:
         """Have `heard` called on the event loop with (channel, message); some may be lost."""
@@ -112,14 +112,14 @@ class RedisMemberships:
         self._shard = shard
 
     async def get(self, group_id: str) -> Membership:
-        """Create the row, on all copies that could be elected. Nobody has changed it yet:
-        generation 0. A damaged one is without members, and the next change mends it. Raises
-        Unknown: too few copies have it."""
+        """Read the row, and create it if there is none, on all copies that could be elected. A row
+        that nobody has changed yet has generation 0. A damaged one is returned without members, and
+        the next change mends it. Raises Unknown when too few copies have it."""
         return await self._read(group_id, "all")
 
     async def glance(self, group_id: str) -> Membership:
-        """Look at the row, of the level `local`: what was confirmed is on every copy that could
-        be elected, whichever one this is."""
+        """Look at the row with the level `local`. Every copy that could be elected has what was
+        confirmed, so it does not matter which copy answers."""
         return await self._read(group_id, "local")
 
     async def _read(self, group_id: str, level: Durability) -> Membership:
@@ -139,7 +139,7 @@ class RedisMemberships:
             return msgspec.structs.replace(row, generation=int(generation))
 
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
-        """Change the row. Raises Unknown: it may have happened; Refused(group_not_found)."""
+        """Change the row. Raises Unknown when it may have happened; Refused(group_not_found)."""
         value = pack_struct(_KIND, f"{new.group_id}:{new.generation}", new)
         args: list[Arg] = [
             new.group_id,
@@ -156,8 +156,8 @@ class RedisMemberships:
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """Beat, of the level `local`: a number that a failover takes back moves, too,
-        and a dead replica must not make gateways look gone."""
+        """Beat with the level `local`. A number that a failover takes back changes, too, and a dead
+        replica must not make gateways look gone."""
         return await beat(self._shard, (BEATS, SAID), gateway, number, forget, says=says)
 
     async def said(self) -> dict[str, str]:
@@ -172,7 +172,7 @@ class RedisMemberships:
         self._shard.on_message(MEMBERS_CHANGED, heard)
 
     def dropped(self, group_id: str) -> None:
-        """Do nothing: the row went with the group."""
+        """Do nothing, because the row was deleted with the group."""
 
 
 async def beat(
@@ -184,8 +184,8 @@ async def beat(
     *,
     says: str = "",
 ) -> dict[str, int]:
-    """Say in these hashes (of numbers, and of what is said with them) that somebody is there, and
-    hear all numbers. Raises Refused, Unknown."""
+    """Write a beat into these hashes (of numbers, and of texts), and return all numbers. Raises
+    Refused, Unknown."""
     args: list[Arg] = [name, number, says]
     for other, stands_at in forget.items():
         args += [other, stands_at]
@@ -195,15 +195,16 @@ async def beat(
 
 PAGE_ROWS: Final = 1000
 READ_AGAIN_MAX: Final = 10
-"""So often all rows are read anew because more changed meanwhile than the stream keeps."""
+"""How often all rows are read anew because more changed meanwhile than the stream keeps."""
 
 
 async def read_since(shard: CatalogShard, seen: CatalogPlace) -> CatalogRows | None:
-    """What has changed since; on all copies that could be elected. None: nothing has.
+    """Return what has changed since `seen`, once it is on all copies that could be elected. None if
+    nothing has.
 
     Raises:
         Lost: what was seen is no longer part of the catalog, or there is none.
-        Refused: storage_unavailable: nobody answers, or too few copies have it; ask again.
+        Refused: storage_unavailable when nobody answers, or too few copies have it; ask again.
     """
     raw: Raw = {}
     is_all = False
@@ -241,7 +242,8 @@ async def _confirm(shard: CatalogShard, place: CatalogPlace) -> int:
 
 
 async def _check_lost(shard: CatalogShard, seen: CatalogPlace, *, is_empty: bool) -> None:
-    """A look may have asked a primary of before; an act of level `all` cannot."""
+    """Raise Lost if there is no catalog, or `seen` is no longer part of it. A look may have asked a
+    former primary; an act of level `all` cannot."""
     if seen == NOWHERE:
         if is_empty:
             raise Lost("there is no catalog; `{tocsin}:catalog` has no incarnation")
@@ -270,7 +272,7 @@ class RedisDatabase:
     """`metadata.backend.Database` on a shard."""
 
     poll_s = 0.5
-    """A change is known everywhere within a second, also when its notice was lost."""
+    """Seconds; a change is known everywhere within a second, also when its notice was lost."""
 
     known_at = float("-inf")
     """Never, because a notice may be lost."""
@@ -322,7 +324,7 @@ class RedisDatabase:
         return await beat(self._shard, (NODE_BEATS, NODES_SAID), name, number, forget)
 
     async def copy_to(self, path: Path) -> None:
-        """Raise Refused(storage_unavailable) always: servers copy what they hold."""
+        """Raise Refused(storage_unavailable) always, because servers copy their own files."""
         raise Refused(
             "storage_unavailable", "this catalog is on Redis: copy the files of its servers"
         )
@@ -332,7 +334,7 @@ class RedisDatabase:
 
 
 async def found_catalog(shard: CatalogShard) -> None:
-    """Make an empty catalog where there is none; else nothing happens. Raises Refused, Unknown."""
+    """Create an empty catalog if there is none; else nothing happens. Raises Refused, Unknown."""
     secret = pack("catalog", "secret", secrets.token_bytes(32))
     args: list[Arg] = [secrets.token_hex(8), secrets.token_hex(8), secret]
     await shard.act("catalog_found", KEYS, args, level="all")

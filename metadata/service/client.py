@@ -1,20 +1,20 @@
 """The metadata service as a gateway sees it: a database behind nodes that come and go.
 
-reading    from whichever node answers; what was seen names its place, so that a node which knows
-           less than another one did finds that out before it answers
-all        shard by shard, from its holders where there are some; then what has changed since the
+reading    from any node that answers; the request names the place that was seen, so that a node
+           that knows less than another one did notices that before it answers
+all        shard by shard, from its holders where they are known; then what has changed since the
            oldest of them was read
-changing   a change that may have reached the node that failed is asked of another one: that it was
-           made already is told by its stamp
+changing   a change that may have reached the node that failed is sent to another one: its stamp
+           shows whether it was made already
 watching   a request that a node answers as soon as there is something to read, again and again
-lost       what was seen is in no catalog that a node knows: believed when all say so who answer,
-           twice; one that says so alone has a wrong database
+lost       what was seen is in no catalog that a node knows: believed when all nodes that answer say
+           so, twice; a node that says so alone has a wrong database
 
 Any node can answer any request; they are asked one after another, until one does:
 
 sticky     the node that answered last is asked first; gateways begin at different ones
 away       a node that did not answer is asked later, for longer each time
-all away   the one whose time is over soonest is asked: so one request finds out, not a hundred
+all away   the node whose time is over soonest is asked: one request finds out, not a hundred
 """
 
 import asyncio
@@ -58,18 +58,19 @@ from metadata.service.shards import SHARDS, holders
 from push.errors import CODES, Refused, TocsinError, Unknown
 
 AWAY_S: Final = 0.25
-"""After the first failure; doubles up to AWAY_S_MAX, each with up to as much again by chance."""
+"""Seconds after the first failure; doubles up to AWAY_S_MAX, each with up to as much again by
+chance."""
 AWAY_S_MAX: Final = 2.0
 _DOUBLINGS_MAX: Final = 8
-"""[The only node is away for half an hour: 2 ** 1024 is no float, and the gateway follows its
-catalog no more.]"""
+"""[The only node is away for half an hour: 2 ** 1024 is no float, and the gateway no longer follows
+its catalog.]"""
 TRIES_MIN: Final = 3
-"""So often something is asked before it is given up: one address may be a balancer's."""
+"""Smallest number of attempts, also with a single address, which may be a balancer's."""
 
 
 class NodeChoice:
     """The order in which nodes are asked. `configured`: the URLs that the operator gave; `chance`:
-    numbers in [0, 1). Times are seconds of one clock."""
+    draws numbers in [0, 1). Times are seconds of one clock."""
 
     def __init__(self, configured: Sequence[str], chance: Callable[[], float]) -> None:
         self._configured = tuple(dict.fromkeys(configured))
@@ -77,21 +78,21 @@ class NodeChoice:
         self._first = int(chance() * len(self._configured)) % len(self._configured)
         self._nodes: tuple[NodeInfo, ...] = ()
         self._away: dict[str, tuple[int, float]] = {}
-        """Url → how often it failed in a row, until when it is not asked."""
+        """Url → number of failures in a row, time until which it is not asked."""
 
     @property
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """What nodes have told of each other."""
+        """The nodes that nodes have named."""
         return self._nodes
 
     def learn(self, nodes: Sequence[NodeInfo]) -> None:
-        """A node tells who is there."""
+        """Take over the list of nodes that a node has sent."""
         self._nodes = tuple(nodes)
         known = {*self._configured, *(one.url for one in nodes)}
         self._away = {url: away for url, away in self._away.items() if url in known}
 
     def on_failure(self, url: str, *, now: float) -> None:
-        """It did not answer, or cannot."""
+        """Note that a node did not answer, or cannot."""
         count = self._away.get(url, (0, 0.0))[0] + 1
         away_s = min(AWAY_S_MAX, AWAY_S * 2 ** min(count - 1, _DOUBLINGS_MAX))
         self._away[url] = (count, now + away_s * (1 + self._chance()))
@@ -99,18 +100,19 @@ class NodeChoice:
             self._first = (self._first + 1) % len(self._configured)
 
     def on_answer(self, url: str) -> None:
-        """It is well."""
+        """Note that a node has answered."""
         self._away.pop(url, None)
 
     def to_ask(self, *, now: float) -> list[str]:
-        """Who is to be asked for what any node can answer, one after another. Never empty."""
+        """Return the nodes to ask, one after another, for what any node can answer. Never empty."""
         turned = self._configured[self._first :] + self._configured[: self._first]
         learned = [one.url for one in self._nodes if one.layout != "whole"]
         return self._available([*turned, *learned], now)
 
     def to_ask_for(self, shard: int, *, now: float) -> list[str]:
-        """The same for the rows of a shard: its holders, where those are to be found by the ring.
-        A load balancer in front of nodes that have everything is asked as ever."""
+        """Return the nodes to ask for the rows of a shard: first its holders, if the ring tells
+        them. Nodes that have everything, and a balancer before them, are asked in the ordinary
+        order."""
         ring = [one.url for one in self._nodes if one.layout == "ring"]
         others = [one.url for one in self._nodes if one.layout == "forward"]
         found = holders(shard, [*ring, *others]) if ring else ()
@@ -124,13 +126,14 @@ class NodeChoice:
 
 
 LOOK_TRY_S: Final = 0.5
-"""A node that has not answered a look by then is taken for frozen, and another one asked."""
+"""Seconds after which a node that has not answered a look counts as frozen, and another one is
+asked."""
 NEWS_TRY_S: Final = 1.0
-"""The same of what the node asks its database for: what has changed, the members of a group."""
+"""The same for requests that the node makes of its database: news, the members of a group."""
 CHANGE_TRY_S: Final = 2.0
-"""The same of a change, which waits for every copy of the database."""
+"""The same for a change, which waits for every copy of the database."""
 READ_TRY_S: Final = 3.0
-"""The same of many rows."""
+"""The same for many rows."""
 _LOG: Final = logging.getLogger("tocsin.metadata")
 _OWN: Final = frozenset(
     {
@@ -145,21 +148,21 @@ _OWN: Final = frozenset(
         "overloaded",
     }
 )
-"""Codes that say something of the node that was asked, and nothing of what was asked."""
+"""Codes that concern the node that was asked, and not the request."""
 _UNSURE: Final = frozenset({"unknown", "internal"})
-"""Of these, those with which something may have been changed."""
+"""Codes after which something may have been changed."""
 FormT = TypeVar("FormT")
 
 
 class _Problem(msgspec.Struct):
-    """What counts of a problem document."""
+    """The fields of a problem document that matter here."""
 
     code: str = "internal"
     detail: str = ""
 
 
 class NoNodeAnswers(Refused):
-    """No node could say. `is_sent`: one of them may have got the request."""
+    """Error: no node could answer. `is_sent`: one of them may have got the request."""
 
     def __init__(self, detail: str, *, is_sent: bool) -> None:
         super().__init__("metadata_unavailable", detail, 1.0)
@@ -167,11 +170,12 @@ class NoNodeAnswers(Refused):
 
 
 class NodeClient:
-    """See the module."""
+    """Asks nodes in the order of `choice` until one answers; logs when none does, and when one does
+    again."""
 
     def __init__(self, asker: NodeTransport, choice: NodeChoice) -> None:
         self.choice = choice
-        """Whom to ask first."""
+        """The order in which nodes are asked."""
         self._asker = asker
         self._is_well = True
 
@@ -185,11 +189,11 @@ class NodeClient:
         try_s: float = LOOK_TRY_S,
         urls: Callable[[], list[str]] | None = None,
     ) -> FormT:
-        """The first answer of a node. `urls`: whom to ask instead of all.
+        """Return the first answer of a node. `urls`: the nodes to ask instead of all.
 
         Raises:
             NoNodeAnswers: none could answer.
-            TocsinError: what a node has refused, for what it was asked.
+            TocsinError: a node has refused the request itself.
         """
         now = asyncio.get_running_loop().time()
         reasons: list[str] = []
@@ -210,7 +214,7 @@ class NodeClient:
     async def ask_one(
         self, url: str, method: str, target: str, body: object, form: type[FormT], *, try_s: float
     ) -> FormT:
-        """The same of one node, whose going is noted. Raises NoNodeAnswers, TocsinError."""
+        """Ask one node, and note whether it answers. Raises NoNodeAnswers, TocsinError."""
         loop = asyncio.get_running_loop()
         sent = None if body is None else msgspec.json.encode(body)
         try:
@@ -242,7 +246,7 @@ class NodeClient:
                 _LOG.warning("the metadata service does not answer, what is known goes on: %s", why)
 
     async def close(self) -> None:
-        """Connections are closed."""
+        """Close the connections."""
         await self._asker.close()
 
 
@@ -251,40 +255,40 @@ def _error(problem: _Problem) -> TocsinError:
 
 
 def unknown(error: NoNodeAnswers) -> TocsinError:
-    """What becomes of a change that nobody has answered."""
+    """Return the error of a change without an answer: Unknown if a node may have got it."""
     if not error.is_sent:
         return error
     return Unknown(f"whether it was changed is not known: {error.detail}")
 
 
 WATCH_S: Final = 0.5
-"""So long a node waits for something to tell: one that is frozen is noticed within a second."""
+"""Seconds that a node waits for news before it answers; a frozen node is noticed within a
+second."""
 SHARDS_AT_ONCE: Final = 4
 READ_AGAIN_MAX: Final = 5
 LOST_AGAIN_S: Final = 1.0
-"""Between the two times that all nodes must say that what was seen is lost."""
+"""Seconds between the two times that all nodes must say that what was seen is lost."""
 BETWEEN_S: Final = 0.1
-"""Between two watches at least, where what was told is not read yet, or was no news."""
+"""Least seconds between two watches, if the news are not read yet, or were none."""
 TOLD_MAX: Final = 10_000
-"""Groups of which it is remembered what was told."""
+"""Number of groups whose last announced generation is remembered."""
 
 
 class RemoteDatabase:
-    """`metadata.backend.Database` over nodes. `beats`: where gateways say that they are there,
-    when that is not to be the service."""
+    """`metadata.backend.Database` over nodes. `beats`: the keeper of gateways' heartbeats, if that
+    is not the service."""
 
     poll_s = 5.0
-    """When the catalog was known last; `watch` sets it."""
+    """Seconds between reads without a notice; `watch` gives notice, and sets `known_at`."""
 
     def __init__(self, nodes: NodeClient, *, beats: MembershipRows | None = None) -> None:
         self._nodes = nodes
         self._members = _Memberships(nodes, beats)
         self._version = 0
-        """What was read, or changed here."""
+        """Version of the catalog that was read, or made here, last."""
         self._listener: Callable[[int], None] = lambda version: None
         self._watch_task: asyncio.Task[None] | None = None
         self.known_at = float("-inf")
-        """See Database."""
 
     def on_changed(self, heard: Callable[[int], None]) -> None:
         self._listener = heard
@@ -316,9 +320,9 @@ class RemoteDatabase:
             is_news = [self._members.tell(*one) for one in answer.members]
             if answer.version > self._version:
                 self._listener(answer.version)
-                await asyncio.sleep(BETWEEN_S)  # it is read meanwhile
+                await asyncio.sleep(BETWEEN_S)  # meanwhile it is read
             elif not any(is_news) and loop.time() - asked_at < BETWEEN_S:
-                await asyncio.sleep(BETWEEN_S)  # whatever a node thinks that is new
+                await asyncio.sleep(BETWEEN_S)  # bounds the rate if a node errs about what is new
 
     # --- Reading ---------------------------------------------------------------------------------
 
@@ -351,7 +355,8 @@ class RemoteDatabase:
         )
 
     async def _doubt(self, seen: CatalogPlace, error: Refused) -> CatalogRows | None:
-        """One node says that what was seen is lost. Raises Lost: all do."""
+        """Ask all nodes after one has said that what was seen is lost. Raises Lost if all say so,
+        twice; Refused if none answers."""
         for is_again in (False, True):
             if is_again:
                 await asyncio.sleep(LOST_AGAIN_S)
@@ -375,7 +380,7 @@ class RemoteDatabase:
         raise Lost(error.detail)
 
     async def _read_all(self) -> CatalogRows:
-        """Every shard, and what has changed since the first of them was read."""
+        """Read every shard, then what has changed since the oldest of them was read."""
         for _ in range(READ_AGAIN_MAX):
             places = asyncio.Semaphore(SHARDS_AT_ONCE)
             shards = await asyncio.gather(
@@ -410,7 +415,7 @@ class RemoteDatabase:
                     try_s=READ_TRY_S,
                     urls=lambda: choice.to_ask_for(number, now=loop.time()),
                 )
-            except NoNodeAnswers:  # its holders have gone, or are others by now
+            except NoNodeAnswers:  # its holders are gone, or other nodes hold it by now
                 return await self._nodes.ask(
                     "GET", f"{target}?how=through", None, ShardAnswer, try_s=2 * READ_TRY_S
                 )
@@ -434,7 +439,7 @@ class RemoteDatabase:
             except NoNodeAnswers as error:
                 is_sent, last = is_sent or error.is_sent, error
                 continue
-            if answer.fenced:  # the catalog is as it was seen: who was asked before did not either
+            if answer.fenced:  # the catalog is as it was seen, so no earlier node made it either
                 raise other_generation(row.group_id)
             is_changed = answer.changed
             if not is_changed and is_sent:
@@ -447,8 +452,8 @@ class RemoteDatabase:
         raise unknown(NoNodeAnswers(last.detail, is_sent=is_sent))
 
     async def _is_made(self, place: CatalogPlace) -> bool:
-        """Whether a change was made that may have been asked twice. Raises Unknown: nobody can
-        tell, or so many have been made since that nobody knows any more."""
+        """Whether a change that may have been requested twice was made. Raises Unknown when no node
+        can say, or when too many changes have followed."""
         try:
             answer = await self._ask_read(place)
         except NoNodeAnswers as error:
@@ -468,7 +473,8 @@ class RemoteDatabase:
         return self._members
 
     async def copy_to(self, path: Path) -> None:
-        """Raise Refused(storage_unavailable) always."""
+        """Raise Refused(storage_unavailable) always, because the service's database is to be
+        copied."""
         raise Refused(
             "storage_unavailable", "this catalog is the metadata service's: copy its database"
         )
@@ -489,7 +495,7 @@ class _Memberships:
         self._beats = beats
         self._listeners: list[Callable[[str, int], None]] = []
         self._generations: dict[str, int] = {}
-        """Group → the last generation that was told."""
+        """Group → the last generation that was announced."""
 
     async def get(self, group_id: str) -> Membership:
         return await self._nodes.ask(
@@ -500,7 +506,7 @@ class _Memberships:
         return await self._nodes.ask("GET", f"/v1/memberships/{group_id}/glance", None, Membership)
 
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
-        """Change the row. Raises Unknown: it may have happened."""
+        """Change the row. Raises Unknown when it may have happened."""
         request = MembershipRequest(new, expected_generation)
         is_sent = False
         for url in self._nodes.choice.to_ask(now=asyncio.get_running_loop().time()):
@@ -533,7 +539,8 @@ class _Memberships:
         self._listeners.append(listener)
 
     def tell(self, group_id: str, generation: int) -> bool:
-        """A row was changed. False: another node has told it already."""
+        """Announce a changed row to the listeners. False if another node has announced it
+        already."""
         if generation <= self._generations.get(group_id, 0):
             return False
         while len(self._generations) >= TOLD_MAX:
@@ -544,4 +551,4 @@ class _Memberships:
         return True
 
     def dropped(self, group_id: str) -> None:
-        """Do nothing: the row went with the group."""
+        """Do nothing, because the row was deleted with the group."""

@@ -1,18 +1,18 @@
-"""One node of the metadata service: its view of the catalog and of the other nodes.
+"""A node of the metadata service: its view of the catalog and of the other nodes.
 
     following   it reads the database when a notice of a change came, and every LOOK_S
-    fresh       a gateway that decides upon an answer gets one that was read after it asked: changes
-                that anybody was told of before, through whatever node, are in it
+    fresh       a gateway that decides upon an answer gets one that was read after its request: it
+                contains every change that was confirmed to anybody before, through any node
     cut off     a node that has not read its database for CUT_OFF_S says so, and answers nothing
-                that it remembers
+                from its memory
     shards      it keeps all rows of a part of the catalog, by the layout and the ring of all nodes;
                 it takes a shard before it announces itself, and keeps one that is now another's for
-                KEPT_S more. Rows of other shards it asks of their holders
+                KEPT_S more. It asks the holders of other shards for their rows
     nodes       it announces itself in the catalog's database, as gateways do
-                (`metadata.heartbeats`), under a name that tells its address and its layout; each
+                (`metadata.heartbeats`), under a name that contains its address and its layout; each
                 process has a name of its own
 
-A node decides nothing: rules are the gateways', and the database compares and sets.
+A node decides nothing: gateways have the rules, and the database compares and sets.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ from push.errors import Refused, TocsinError
 
 
 def name_of(boot: str, layout: Layout, url: str) -> str:
-    """The name of a process: `boot` is its own, without blanks."""
+    """Return the name of a process. `boot` is its own, without blanks."""
     return f"{boot} {layout} {url}"
 
 
 def info_of(name: str) -> NodeInfo | None:
-    """None: not the name of a node, or one of another version."""
+    """Return the node of this name; None if it is no node's name, or one of another version."""
     boot, _, rest = name.partition(" ")
     layout, _, url = rest.partition(" ")
     for known in LAYOUTS:
@@ -55,27 +55,27 @@ def info_of(name: str) -> NodeInfo | None:
 
 
 class NodeNames:
-    """Who is there. Times are seconds of this process's clock."""
+    """The living nodes. Times are seconds of this process's clock."""
 
     def __init__(self, name: str) -> None:
-        """`name`: this node's own, which is there."""
+        """Begin with this node's own name, which is always among them."""
         self.name = name
         self._beats = Heartbeats()
 
     def saw(self, beats: Mapping[str, int], *, now: float, asked_at: float) -> None:
-        """All numbers, as the database told them."""
+        """Note all numbers, as the database answered them."""
         self._beats.saw(beats, now=now, asked_at=asked_at)
 
     def to_forget(self) -> dict[str, int]:
-        """Those that have stood still for very long."""
+        """Return the nodes whose number has not changed for FORGOTTEN_S, with that number."""
         return self._beats.gone(FORGOTTEN_S)
 
     def number(self) -> int:
-        """This node's last number that was heard; 0: none was."""
+        """Return this node's last number that was received; 0 if none was."""
         return self._beats.number_of(self.name)
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """By url, of each the latest that is there; with this one."""
+        """Return the living nodes and this one, by url; of several names of a url the last one."""
         return _infos([*self._beats.there(), self.name])
 
 
@@ -85,26 +85,29 @@ def _infos(names: Iterable[str]) -> tuple[NodeInfo, ...]:
 
 
 LOOK_S: Final = 0.4
-"""How often the database is read whether or not something was heard: what changes is known
-everywhere within a second."""
+"""Seconds between reads of the database without a notice, so that a change is known everywhere
+within a second."""
 CUT_OFF_S: Final = 1.5
-"""Three looks that failed."""
+"""Seconds after which a node counts as cut off; three reads that failed."""
 READ_S: Final = 2.0
-"""Who wants what is fresh waits so long."""
+"""Seconds that a request for fresh rows waits."""
 KEPT_S: Final = 30.0
-"""So long a shard is kept that is another node's by the ring: who still goes by the ring of before
-finds it here."""
+"""Seconds for which a node keeps a shard that the ring has given to another one, because gateways
+with the former ring still look for it here."""
 THROUGH_S: Final = 5.0
-"""Far less than CHANGES_KEPT changes: what was changed meanwhile is read afterwards."""
+"""Seconds for which a read of everything is kept. Far fewer than CHANGES_KEPT changes happen
+meanwhile, and these are read afterwards."""
 NOTICES_KEPT: Final = 1000
-"""Of changed members. Who has missed more looks by itself (`gateway.delivery.membership`)."""
+"""Number of notices of changed members that are kept. A gateway that has missed more looks by
+itself (`gateway.delivery.membership`)."""
 OVERLAP_S: Final = 3.0
-"""So far back they are told to who comes from another node: he was without one for less."""
+"""Seconds of notices that a gateway gets again when it comes from another node; it was without a
+node for less."""
 _LOG: Final = logging.getLogger("tocsin.metadata")
 
 
 class Node:
-    """One node of the service. Made by `open`, on one event loop."""
+    """A node of the service, on one event loop; `open` makes it."""
 
     def __init__(
         self,
@@ -120,30 +123,30 @@ class Node:
         self.database = database
         self.layout: Layout = layout
         self.url = url
-        """Where others find it."""
+        """URL at which others reach it."""
         self.broken: str | None = None
-        """Why nothing is answered any more. None: all is well."""
+        """Why nothing is answered any more; None while it works."""
         self.is_leaving = False
-        """It goes down: nobody new should come."""
+        """Whether it is going down, so that no gateway should begin to use it."""
         self._names = names
         self._on_fatal = on_fatal
         self.nodes: tuple[NodeInfo, ...] = names.nodes()
-        """Those that are there, as this one sees it."""
+        """The living nodes, as this one sees them."""
         self._copy = ShardCopy(reading, self._shards_to_hold())
         self._read_at = loop.time()
-        """When the newest reading of the database was begun."""
+        """When the newest read of the database was begun."""
         self._readers: list[asyncio.Future[None]] = []
         self._read_wanted = asyncio.Event()
         self._pulse = asyncio.Event()
-        """Set, and made anew, whenever there is something to tell."""
+        """Set, and replaced by a new one, whenever there is news for watchers."""
         self._boot = secrets.token_hex(4)
         self._members: deque[tuple[int, float, str, int]] = deque(maxlen=NOTICES_KEPT)
-        """Number, when it was heard, group id, generation."""
+        """Number of the notice, when it came, group id, generation."""
         self._said = 0
         self._through = asyncio.Lock()
         self._read_through: CatalogRows | None = None
         self._leaves: dict[int, float] = {}
-        """Shards that are others' by the ring → until when they are kept."""
+        """Shards that the ring has given to others → until when they are kept."""
         self._number = 0
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -156,12 +159,12 @@ class Node:
         *,
         on_fatal: Callable[[str], None] | None = None,
     ) -> "Node":
-        """Read the catalog and what shards are this node's, follow it, then say that it is there.
-        `url`: where others find it. `on_fatal` is called, once, with a sentence, when the catalog
-        is no longer the one that was read (R30): the process must end.
+        """Read the catalog and this node's shards, follow it, then announce the node. `url`: where
+        others reach it. `on_fatal` is called, once, with a sentence, when the catalog is no longer
+        the one that was read (R30), and the process must end.
 
         Raises:
-            Refused: storage_unavailable: there is no catalog, it is damaged, or nobody answers.
+            Refused: storage_unavailable when there is no catalog, it is damaged, or nobody answers.
             Unknown: too few copies answer in time.
         """
         loop = asyncio.get_running_loop()
@@ -183,7 +186,7 @@ class Node:
         return node
 
     async def close(self) -> None:
-        """Say that it is gone, and stop. The database stays open."""
+        """Announce that the node is gone, and stop. The database stays open."""
         self.is_leaving = True
         for task in self._tasks:
             task.cancel()
@@ -251,11 +254,11 @@ class Node:
 
     @property
     def age_s(self) -> float:
-        """How old what it knows may be."""
+        """Age in seconds of what this node knows."""
         return asyncio.get_running_loop().time() - self._read_at
 
     def not_ready(self) -> list[str]:
-        """Why nobody should ask this node, a sentence each; []: it is well."""
+        """Return why gateways should not ask this node, a sentence each; [] if they may."""
         reasons = [] if self.broken is None else [self.broken]
         if self.is_leaving:
             reasons.append("this node is going down")
@@ -274,7 +277,7 @@ class Node:
             )
 
     async def fresh(self) -> CatalogPlace:
-        """What was changed before this was called is known when it returns; the place of that.
+        """Learn every change that was made before this call; return the place that is known then.
         Raises Refused(storage_unavailable)."""
         if self.broken is not None:
             raise Refused("storage_unavailable", self.broken)
@@ -293,8 +296,9 @@ class Node:
     # --- Answering -------------------------------------------------------------------------------
 
     async def watch(self, version: int, cursor: str, wait_s: float) -> WatchAnswer:
-        """When there is more than this, or after `wait_s`: what there is. Raises Refused: this node
-        is behind, or cut off; draining: it goes down, ask another one."""
+        """Return the news as soon as there are any after `version` and `cursor`, or after `wait_s`.
+        Raises Refused when this node is behind, or cut off; draining when it is going down and
+        another one is to be asked."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         said, heard = self._said, self._number_of(cursor)
@@ -324,18 +328,19 @@ class Node:
         return WatchAnswer(place.version, f"{self._boot}.{self._said}", members, self.nodes)
 
     def _number_of(self, cursor: str) -> int | None:
-        """The number of the last notice that was heard here. None: who asks comes from another
-        node, to which balancers may send him each time. Nobody knows then whether he has heard the
-        latest ones; he is told them again, and not made to hurry: he would, from node to node."""
+        """Return the number of the last notice that the gateway has received from here. None if its
+        cursor is another node's, because a balancer may send it elsewhere each time. It then gets
+        recent notices again, after the ordinary wait: otherwise it would hurry from node to
+        node."""
         boot, _, number = cursor.partition(".")
         return int(number) if boot == self._boot and number.isdigit() else None
 
     async def read(self, seen: CatalogPlace) -> ReadAnswer:
-        """What has changed until a moment after this was asked.
+        """Return what has changed since `seen`, up to a moment after this request.
 
         Raises:
-            Refused: position_unknown: what was seen is not part of this catalog (any more);
-                storage_unavailable: ask another node, or again.
+            Refused: position_unknown when what was seen is not part of this catalog (any more);
+                storage_unavailable when another node is to be asked, or this one again.
         """
         place = await self.fresh()
         copy = self._copy
@@ -356,7 +361,8 @@ class Node:
         return ReadAnswer("rows", reading.place, reading.raw, reading.secret)
 
     def shard(self, number: int) -> ShardAnswer:
-        """A shard that it holds. Raises Refused: not_found: it does not; storage_unavailable."""
+        """Return a shard that this node holds. Raises Refused: not_found if it does not;
+        storage_unavailable."""
         self._check_connected()
         try:
             rows = self._copy.shard(number)
@@ -365,9 +371,9 @@ class Node:
         return ShardAnswer(self._copy.place, rows, self._copy.secret)
 
     async def shard_through(self, number: int) -> ShardAnswer:
-        """The same of any shard, from the database: for who has found none of its holders. He asks
-        for all of them: what was read is kept for THROUGH_S. Raises Refused(storage_unavailable),
-        Unknown."""
+        """Return any shard from the database, for a gateway that has found none of its holders. It
+        will request all shards, so the read is kept for THROUGH_S. Raises
+        Refused(storage_unavailable), Unknown."""
         async with self._through:
             if self._read_through is None:
                 try:
@@ -411,7 +417,7 @@ class Node:
                 self._names.saw(beats, now=loop.time(), asked_at=asked_at)
                 await self._take_its_shards()
             except TocsinError as error:
-                _LOG.debug("a beat was not heard: %s", error)  # `not_ready` says it
+                _LOG.debug("a beat was not heard: %s", error)  # `not_ready` reports it
             except Exception:
                 _LOG.exception("a beat failed: unexpected")
             await asyncio.sleep(max(0.0, asked_at + BEAT_S - loop.time()))
@@ -438,25 +444,25 @@ class Node:
         reading = await self.database.read(NOWHERE)
         if reading is not None:
             await self.fresh()
-            self._copy.hold(shards, reading)  # where it is too old by now: with the next beat
+            self._copy.hold(shards, reading)  # if it is too old by now, the next beat tries again
 
 
 HERE: Final = "here"
-"""Only of the node itself: asked by another one, which looks further by itself."""
+"""Answer from the node itself only; for another node, which searches further by itself."""
 THROUGH: Final = "through"
-"""From the database, if need be: none of its holders was found."""
+"""Answer from the database, if need be, because none of the shard's holders was found."""
 
 
 class Shards:
-    """Finds a shard's rows. `peers` asks other nodes; None: there are none to be asked."""
+    """Finder of a shard's rows. `peers` asks other nodes; None if there are none to ask."""
 
     def __init__(self, node: Node, peers: NodeClient | None) -> None:
         self._node = node
         self._peers = peers
 
     async def shard(self, number: int, how: str = "") -> ShardAnswer:
-        """The rows of a shard. Raises Refused: not_found: this node does not hold it, ask one that
-        does; storage_unavailable: ask another one."""
+        """Return the rows of a shard. Raises Refused: not_found when this node does not hold it and
+        a holder is to be asked; storage_unavailable when another node is to be asked."""
         try:
             return self._node.shard(number)
         except Refused as error:

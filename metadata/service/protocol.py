@@ -1,7 +1,7 @@
 """The protocol between gateways and nodes of the metadata service: JSON over HTTP, and its client.
 
 Bytes are base64; the values of rows are those of `metadata.row_store`, which no node decodes. The
-client keeps connections and has a deadline for each request; its caller says what an answer means.
+client keeps connections and has a deadline for each request; its caller interprets the answers.
 """
 
 import asyncio
@@ -19,30 +19,31 @@ from metadata.service.shards import Rows
 
 Layout = Literal["whole", "ring", "forward"]
 LAYOUTS: Final[tuple[Layout, ...]] = ("whole", "ring", "forward")
-"""whole    every node keeps all of the catalog: any of them, behind a balancer
-ring     a node keeps its shards, and who wants one finds its holders by the ring
-forward  a node keeps its shards, and has others' from them when it is asked"""
+"""whole    every node keeps all of the catalog: a gateway may use any of them, behind a balancer
+ring     a node keeps its shards, and a gateway finds a shard's holders by the ring
+forward  a node keeps its shards, and gets others from their holders when it is asked"""
 WAIT_S_MAX: Final = 10.0
 BODY_BYTES_MAX: Final = 64 * 1_048_576
-"""Of an answer: a shard of the largest catalog has a few MiB."""
+"""Bound of an answer; a shard of the largest catalog has a few MiB."""
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """A node that is there."""
+    """A living node."""
 
     url: str
     layout: Layout
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """What has changed since this place?"""
+    """The request for what has changed since this place."""
 
     seen: CatalogPlace
 
 
 class ReadAnswer(msgspec.Struct, frozen=True):
-    """`same`: nothing. `rows`: these, as they are at `place`. `all`: too much, or nothing was seen
-    yet: read every shard, then this again from the lowest of their places."""
+    """The answer to a read. `same`: nothing has changed. `rows`: changed rows, as they are at
+    `place`. `all`: too much has changed, or nothing was seen yet; the gateway reads every shard,
+    then this again from the lowest of their places."""
 
     kind: Literal["same", "rows", "all"]
     place: CatalogPlace
@@ -68,15 +69,15 @@ class ChangeRequest(msgspec.Struct, frozen=True):
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """Whether it is: False, somebody was faster; `fenced`: nobody was, but the row that it was held
-    to is of another generation."""
+    """The answer to a change. `changed` is False if another change came first; `fenced`: none did,
+    but the row that it depends on is of another generation."""
 
     changed: bool
     fenced: bool = False
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """The request of `Database.is_taken`."""
+    """The answer of `Database.is_taken`."""
 
     taken: bool
 
@@ -98,8 +99,8 @@ class BeatRequest(msgspec.Struct, frozen=True):
 
 
 class WatchAnswer(msgspec.Struct, frozen=True):
-    """What a node knows by now. `members`: (group id, generation) of rows that were changed since
-    `cursor` was answered before; a node that has just started knows of none."""
+    """A node's present knowledge. `members`: (group id, generation) of rows that were changed since
+    the answer with this `cursor`. A node that has just started knows of none."""
 
     version: int
     cursor: str
@@ -108,39 +109,40 @@ class WatchAnswer(msgspec.Struct, frozen=True):
 
 
 IDLE_S: Final = 30.0
-"""A connection that was idle for longer is not used again: nodes close theirs after 75 s."""
+"""Seconds; a connection that was idle for longer is not used again: nodes close theirs after 75
+s."""
 IDLE_MAX: Final = 8
 """Idle connections kept to one node."""
 READ_BYTES: Final = 262_144
 
 
 class NotSent(Exception):
-    """The request did not reach the node; says why."""
+    """Error: the request did not reach the node; says why."""
 
 
 class NoAnswer(Exception):
-    """The request may have reached the node, and no whole answer came; says why."""
+    """Error: the request may have reached the node, and no whole answer came; says why."""
 
 
 @dataclass(slots=True)
 class NodeResponse:
-    """What a node has answered."""
+    """A node's answer."""
 
     status: int = 0
     body: bytes = b""
 
 
 class NodeTransport(Protocol):
-    """Asks nodes. A connection may be shared by nobody and kept by everybody."""
+    """Asks nodes. A connection carries one request at a time, and may be kept for later ones."""
 
     async def ask(
         self, url: str, method: str, target: str, body: bytes | None, *, timeout_s: float
     ) -> NodeResponse:
-        """One request to the node at `url` (a scheme and an authority), and its answer. Raises
-        NotSent, NoAnswer."""
+        """Send one request to the node at `url` (a scheme and an authority), and return its answer.
+        Raises NotSent, NoAnswer."""
 
     async def close(self) -> None:
-        """Close what is idle. What is under way ends by itself."""
+        """Close idle connections. Requests under way end by themselves."""
 
 
 class _ResponseReader:
@@ -170,9 +172,9 @@ class _ResponseReader:
         self.is_kept = self._parser is not None and self._parser.should_keep_alive()
 
     def finish(self) -> NodeResponse:
-        """The whole response."""
+        """Return the whole response."""
         status = self._parser.get_status_code() if self._parser is not None else 0
-        self._parser = None  # they would keep each other alive
+        self._parser = None  # reader and parser would keep each other alive
         return NodeResponse(status, b"".join(self._parts))
 
 
@@ -188,14 +190,15 @@ class _Connection:
 
 
 def without_offer(head: bytes) -> bytes:
-    """Take the `Upgrade` lines out of an answer's header. A proxy in front of a node may offer
+    """Remove the `Upgrade` lines from an answer's header. A proxy in front of a node may offer
     another protocol in each answer, and the parser would then skip the answer's body."""
     lines = head.split(b"\r\n")
     return b"\r\n".join(line for line in lines if not line.lower().startswith(b"upgrade:"))
 
 
 class HttpNodeTransport:
-    """`NodeTransport` over TCP and TLS. `token`: what nodes want to be shown; `context` for TLS."""
+    """`NodeTransport` over TCP and TLS. `token`: the nodes' token, if they need one; `context` for
+    TLS."""
 
     def __init__(
         self, token: str | None, context: ssl.SSLContext | None, *, body_bytes_max: int
@@ -250,7 +253,7 @@ class HttpNodeTransport:
         return "\r\n".join([*lines, "", ""]).encode()
 
     async def _answer(self, connection: _Connection) -> tuple[NodeResponse, bool]:
-        """The answer, and whether the connection may be used again."""
+        """Read the answer; return it, and whether the connection may be used again."""
         response = _ResponseReader()
         try:
             head = await connection.reader.readuntil(b"\r\n\r\n")

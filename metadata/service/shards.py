@@ -4,13 +4,13 @@
     ring      each node has POINTS points on a circle; the holders of a shard are the first
               `replicas` nodes that are met from its own point on
     rows      those of the shards that a node holds, as they are at `place`
-    steps     the changes that the last readings of the database brought, of all shards: so any node
-              can tell its followers what has changed, whatever it holds itself
+    steps     the changes that the last reads of the database brought, of all shards, so that any
+              node can report to its followers what has changed, also in shards of others
 
-The ring is a pure function of the set of nodes: processes that know the same nodes find the same
-holders. A node that joins takes its place among the holders of some shards, and of each of these
-one other node leaves; one that leaves is followed by one other node in each of its own. No other
-shard changes. Values stay the bytes that they are in the database: no node decodes them.
+The ring is a pure function of the set of nodes, so processes that know the same nodes find the same
+holders. A node that joins takes its place among the holders of some shards, and one other node
+leaves each of these. When a node leaves, one other node follows it in each of its shards. No other
+shard changes. Values are the bytes of the database: no node decodes them.
 """
 
 from bisect import bisect_right
@@ -25,28 +25,28 @@ from metadata.backend import CHANGES_KEPT, CatalogPlace, CatalogRows, Raw
 from metadata.row_store import FOLLOWED
 
 SHARDS: Final = 64
-"""Rows of a catalog of 100,000 queues come in parts of about a MiB. Never changed while nodes of
-several versions run: they would not find each other's rows."""
+"""Number of shards: rows of a catalog of 100,000 queues come in parts of about a MiB. Never changed
+while nodes of several versions run, because they would not find each other's rows."""
 POINTS: Final = 64
-"""The busiest node keeps a fifth more than its share as a rule, half as much again at worst; more
-points make that no better, for there are 64 shards."""
+"""Points of each node on the circle. The busiest node keeps a fifth more than its share as a rule,
+half as much again at worst. More points make that no better, because there are 64 shards."""
 REPLICAS: Final = 3
 _PERSON: Final = b"tocsin.shards.1"
 
 
 def shard_of(kind: str, row_id: str) -> int:
-    """The shard of a row."""
+    """Return the shard of a row."""
     return _hash(f"{kind}:{row_id}") % SHARDS
 
 
 def holders(shard: int, nodes: Iterable[str], replicas: int = REPLICAS) -> tuple[str, ...]:
-    """Who keeps a shard: `replicas` different nodes, or all there are. The first one is asked
-    first. No node: ()."""
+    """Return the nodes that keep a shard: `replicas` different nodes, or all if there are fewer.
+    The first one is asked first. () without nodes."""
     return _holders(shard, tuple(sorted(set(nodes))), replicas)
 
 
 def held(node: str, nodes: Collection[str], replicas: int = REPLICAS) -> frozenset[int]:
-    """The shards that a node keeps, of these nodes and itself."""
+    """Return the shards that `node` keeps among these nodes and itself."""
     everybody = {*nodes, node}
     return frozenset(
         shard for shard in range(SHARDS) if node in holders(shard, everybody, replicas)
@@ -79,7 +79,7 @@ Rows = dict[str, dict[str, bytes]]
 
 
 class NotInMemory(Exception):
-    """What was asked for must be asked of the database, or of another node."""
+    """Error: the rows must be requested from the database, or from another node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,11 @@ class _Step:
 
 
 class ShardCopy:
-    """A node's copy of its shards. It begins with a reading of everything."""
+    """A node's copy of its shards. It begins with a read of everything."""
 
     def __init__(self, reading: CatalogRows, shards: Collection[int]) -> None:
         self.place = reading.place
-        """What is here is as it was then."""
+        """The moment of the catalog that this copy shows."""
         self.secret = reading.secret
         self._steps: deque[_Step] = deque()
         self._rows: dict[int, Rows] = {}
@@ -102,11 +102,11 @@ class ShardCopy:
 
     @property
     def shards(self) -> frozenset[int]:
-        """Those that are held."""
+        """The shards that are held."""
         return frozenset(self._rows)
 
     def learn(self, reading: CatalogRows) -> None:
-        """What the database has told that has changed since `place`; or everything."""
+        """Take over the changes since `place` that the database has returned, or everything."""
         self.secret = reading.secret
         if reading.is_all:
             self._steps.clear()
@@ -122,8 +122,8 @@ class ShardCopy:
             self._steps.popleft()
 
     def hold(self, shards: Collection[int], reading: CatalogRows) -> bool:
-        """Hold these from now on, too; `reading` is of everything, not long ago. False: it was too
-        long ago, or what is here is older: nothing happens."""
+        """Hold more shards from now on; `reading` is a recent read of everything. False, and
+        nothing happens, if it is too old, or newer than this copy."""
         if reading.place.version > self.place.version:
             return False
         if reading.place != self.place and all(
@@ -139,20 +139,20 @@ class ShardCopy:
         return True
 
     def let_go(self, shards: Collection[int]) -> None:
-        """Hold these no more."""
+        """Hold these shards no more."""
         for shard in shards:
             self._rows.pop(shard, None)
 
     def shard(self, number: int) -> Rows:
-        """The rows of a shard at `place`. Raises NotInMemory."""
+        """Return the rows of a shard at `place`. Raises NotInMemory."""
         rows = self._rows.get(number)
         if rows is None:
             raise NotInMemory
         return rows
 
     def since(self, seen: CatalogPlace) -> CatalogRows | None:
-        """What has changed since. None: nothing has. Raises NotInMemory: it is not known here
-        whether that was ever part of this catalog, or it was too long ago."""
+        """Return what has changed since `seen`; None if nothing has. Raises NotInMemory when `seen`
+        is too old, or was perhaps never part of this catalog."""
         if seen == self.place:
             return None
         raw: Raw = {}
@@ -182,7 +182,7 @@ class ShardCopy:
 
 
 def rows_of(raw: Raw, shard: int) -> Rows:
-    """Of everything, what belongs to a shard."""
+    """Return those of all rows that belong to a shard."""
     found: Rows = {}
     for kind, rows in raw.items():
         for row_id, value in rows.items():

@@ -39,19 +39,19 @@ _TOKENS_LOG: Final = logging.getLogger("metadata.token_rows")
 
 
 def put_token(run: Run, record: TokenRecord) -> None:
-    """Write it, in place of the one of its id."""
+    """Write a token, in place of the one of its id."""
     value = msgspec.json.encode(record)
     row = (record.token_id, value, zlib.crc32(value))
     run("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)", row)
 
 
 def drop_token(run: Run, token_id: str) -> None:
-    """Take it out."""
+    """Remove a token."""
     run("DELETE FROM tokens WHERE token_id = ?", (token_id,))
 
 
 def read_token(columns: Columns) -> TokenRecord | None:
-    """The record of a row; None: it is damaged."""
+    """Return the record of a row; None if it is damaged."""
     token_id, value, checksum = columns
     if not isinstance(value, bytes) or zlib.crc32(value) != checksum:
         return None
@@ -64,7 +64,7 @@ def read_token(columns: Columns) -> TokenRecord | None:
 
 
 def sound_tokens(path: Path, rows: Iterable[Columns]) -> list[TokenRecord]:
-    """All but the damaged ones, which admit nobody: they are said."""
+    """Return all but the damaged tokens, which admit nobody and are logged."""
     found = [(row, read_token(row)) for row in rows]
     damaged = [row[0] for row, record in found if record is None]
     if damaged:
@@ -73,7 +73,7 @@ def sound_tokens(path: Path, rows: Iterable[Columns]) -> list[TokenRecord]:
 
 
 FILE: Final = "catalog.sqlite"
-"""Its name in the data folder."""
+"""File name in the data folder."""
 APPLICATION_ID: Final = 0x54435331
 MIGRATIONS: Final = ("catalog.sql", "memberships.sql", "data_keys.sql", "tokens.sql")
 _MARK: Final = "mark:"
@@ -82,14 +82,16 @@ RowT = TypeVar("RowT", Queue, Group)
 
 
 class CatalogFile(LockedFile):
-    """`boot` is higher at each opening; `root_secret` (32 bytes) was made with the file."""
+    """The catalog's tables. `boot` grows with each opening; `root_secret` (32 bytes) was made with
+    the file."""
 
     application_id = APPLICATION_ID
     scripts = MIGRATIONS
     whose = "Tocsin"
 
     def __init__(self, path: Path, *, draw_id: Callable[[], str] = random_id) -> None:
-        """As LockedFile. `draw_id`: makes ids of queues and groups, which may be taken."""
+        """Open the file like LockedFile. `draw_id` draws ids of queues and groups, which may be
+        taken."""
         self._draw_id = draw_id
         super().__init__(path)
 
@@ -105,11 +107,11 @@ class CatalogFile(LockedFile):
         return boot, root_secret
 
     def load(self) -> Contents:
-        """Everything, each row checked (R30).
+        """Read everything, each row checked (R30).
 
         Raises:
-            Refused: storage_unavailable: a row is damaged. A queue that were left out would be made
-                anew under its name, and its messages orphaned.
+            Refused: storage_unavailable when a row is damaged. If a damaged queue were left out, it
+                would be created anew under its name, and its messages orphaned.
         """
         run = self._connection.execute
         try:
@@ -127,14 +129,15 @@ class CatalogFile(LockedFile):
             [self._checked(Group, row) for row in groups],
             [(queue_id, None if queue_id == any_id else any_id) for queue_id, any_id in dropped],
             {name.removeprefix(_MARK): value.decode() for name, value in values.items()},
-            # A damaged one is left out: nobody is waited for, and nothing is lost.
+            # A damaged row is left out: its consumers are not waited for, and nothing is lost.
             [row for row in map(read_membership, rows) if row is not None],
             self._load_data_keys(),
             sound_tokens(self.path, tokens),
         )
 
     def _load_data_keys(self) -> list[DataKey]:
-        """All of them, whole: of a damaged one the other copy is taken."""
+        """Return all data keys; of a damaged row the other copy is used, and both are written anew.
+        Raises Refused if both copies of a key are damaged."""
         try:
             rows, damaged, lost = read_rows(self._connection.execute)
         except sqlite3.Error as error:
@@ -150,7 +153,7 @@ class CatalogFile(LockedFile):
         """Add these data keys, each in place of the one of its id; all or none."""
         with self._transaction() as run:
             put_rows(run, rows)
-        with suppress(sqlite3.OperationalError):  # it is durable; the WAL goes another time
+        with suppress(sqlite3.OperationalError):  # it is durable; the WAL can go another time
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _checked(self, kind: type[RowT], columns: tuple[str, str, str, object, object]) -> RowT:
@@ -166,8 +169,9 @@ class CatalogFile(LockedFile):
             raise unusable(self.path, f"{what} is damaged, restore a copy")
         return row
 
+    # enforces: R1
     def fresh_id(self) -> str:
-        """An id that no queue or group has or ever had (R1)."""
+        """Return an id that no queue or group has or ever had (R1)."""
         with self._transaction() as run:
             while True:
                 drawn = self._draw_id()
@@ -175,7 +179,7 @@ class CatalogFile(LockedFile):
                     return drawn
 
     def create(self, rows: Sequence[Queue | Group]) -> None:
-        """Add queues and groups with fresh ids, all or none; a group behind its queue."""
+        """Add queues and groups with fresh ids, all or none; a group follows its queue."""
         with self._transaction() as run:
             for row in rows:
                 any_id, scope, name = columns_of(row)
@@ -188,7 +192,7 @@ class CatalogFile(LockedFile):
                 )
 
     def change(self, row: Queue | Group) -> None:
-        """Replace the value of a queue or group that is there."""
+        """Replace the value of an existing queue or group."""
         value = _ENCODE(row)
         table, column = ("queues", "queue_id") if isinstance(row, Queue) else ("groups", "group_id")
         with self._transaction() as run:
@@ -198,8 +202,8 @@ class CatalogFile(LockedFile):
             )
 
     def drop_queue(self, queue_id: str) -> None:
-        """Take a queue and its groups out; the queue's id is to be forgotten later, the groups'
-        with it."""
+        """Remove a queue and its groups. The queue's id is to be forgotten later, and with it the
+        groups'."""
         with self._transaction() as run:
             run("UPDATE ids SET state = 2 WHERE queue_id = ?", (queue_id,))
             run("UPDATE ids SET state = 1 WHERE id = ?", (queue_id,))
@@ -207,19 +211,19 @@ class CatalogFile(LockedFile):
             run("DELETE FROM queues WHERE queue_id = ?", (queue_id,))
 
     def drop_group(self, group_id: str) -> None:
-        """Take a group out; its id is to be forgotten later."""
+        """Remove a group; its id is to be forgotten later."""
         with self._transaction() as run:
             run("UPDATE ids SET state = 1 WHERE id = ?", (group_id,))
             run("DELETE FROM groups WHERE group_id = ?", (group_id,))
 
     def forget(self, any_id: str) -> None:
-        """A dropped queue or group is gone everywhere. Its id stays taken (R1)."""
+        """Note that a dropped queue or group no longer exists anywhere. Its id stays taken (R1)."""
         with self._transaction() as run:
             run("UPDATE ids SET state = 2 WHERE id = ? AND state = 1", (any_id,))
 
     def put_memberships(self, rows: Sequence[Membership]) -> None:
-        """Keep the row of each group of which somebody lingers, in place of its last one; of one
-        of which nobody does, keep none. A group that is gone: nothing happens."""
+        """Store the row of each group that has a lingering consumer, in place of its last one;
+        delete the rows of other groups. Nothing happens for a group that no longer exists."""
         with self._transaction() as run:
             for row in rows:
                 run("DELETE FROM memberships WHERE group_id = ?", (row.group_id,))
@@ -232,28 +236,28 @@ class CatalogFile(LockedFile):
                     )
 
     def forget_memberships(self) -> None:
-        """Nobody is waited for."""
+        """Delete all rows of members, so that nobody is waited for."""
         with self._transaction() as run:
             run("DELETE FROM memberships")
 
     def put_token(self, record: TokenRecord) -> None:
-        """Keep it, in place of the one of its id."""
+        """Store a token, in place of the one of its id."""
         with self._transaction() as run:
             put_token(run, record)
 
     def drop_token(self, token_id: str) -> None:
-        """Take it out."""
+        """Remove a token."""
         with self._transaction() as run:
             drop_token(run, token_id)
 
     def set_mark(self, name: str, value: str) -> None:
-        """Remember a mark, in place of the last one of this name."""
+        """Store a mark, in place of the last one of this name."""
         with self._transaction():
             self._set_fact(_MARK + name, value.encode())
 
     def drop_again(self, ids: Sequence[str]) -> None:
-        """Of these queues and groups, those that were forgotten are to be forgotten once more:
-        the storage has them."""
+        """Mark those of these queues and groups that were forgotten as to be forgotten once more,
+        because the storage has them."""
         with self._transaction() as run:
             for any_id in ids:
                 run("UPDATE ids SET state = 1 WHERE id = ? AND state = 2", (any_id,))
@@ -276,7 +280,7 @@ class CatalogFile(LockedFile):
 
 
 def read_membership(columns: tuple[object, object, object]) -> Membership | None:
-    """The row of (group_id, value, checksum); None: it is damaged."""
+    """Decode a row of (group_id, value, checksum); None if it is damaged."""
     group_id, value, checksum = columns
     if not is_intact(value, checksum):
         return None
@@ -288,7 +292,7 @@ def read_membership(columns: tuple[object, object, object]) -> Membership | None
 
 
 def is_intact(value: object, checksum: object) -> TypeGuard[bytes]:
-    """SQLite's columns hold any type, and so may damaged ones."""
+    """Whether a value is whole. SQLite's columns hold any type, and so may damaged ones."""
     return isinstance(value, bytes) and zlib.crc32(value) == checksum
 
 
@@ -297,8 +301,8 @@ ParamsT = ParamSpec("ParamsT")
 
 
 class LocalMemberships:
-    """`metadata.backend.MembershipRows`. `boot` is higher at each start; `before` is what the
-    process before this one has left; `put` makes rows durable, all or none."""
+    """`metadata.backend.MembershipRows` in memory. `boot` grows with each start; `before`: the rows
+    that the previous process left; `put` makes rows durable, all or none."""
 
     def __init__(
         self,
@@ -310,11 +314,11 @@ class LocalMemberships:
         self._boot = boot
         self._rows: dict[str, Membership] = {}
         self._before = {row.group_id: row for row in before}
-        """What the process before this one has left, and what is kept for the next one."""
+        """Rows that the previous process left, and rows that are kept for the next one."""
         self._unwritten: dict[str, Membership] = {}
         self._beats = LocalHeartbeats()
         self._ending: dict[str, asyncio.Future[bool]] = {}
-        """Group → whether it has gone, as soon as that is decided."""
+        """Group → whether it was dropped, as soon as that is decided."""
         self._put = put
         self._run_change = run_change
 
@@ -338,7 +342,7 @@ class LocalMemberships:
         return row
 
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
-        """See MembershipRows. One that cannot be kept holds nevertheless."""
+        """Compare and set a row. A row that cannot be stored is in effect nevertheless."""
         ending = self._ending.get(new.group_id)
         if ending is not None and await asyncio.shield(ending):
             raise Refused("group_not_found", f"no group of the id {new.group_id!r}")
@@ -349,17 +353,18 @@ class LocalMemberships:
             self._before[new.group_id] = self._unwritten[new.group_id] = new
             try:
                 await self._run_change(self._keep)
-            except Refused as error:  # it holds here; who lingers would not be waited for
+            except Refused as error:  # it holds here; after a restart nobody would be waited for
                 _LOG.warning("the members of group %s are not kept: %s", new.group_id, error)
             if not new.lingers and self._before.get(new.group_id) is new:
                 del self._before[new.group_id]
         return True
 
+    # enforces: R11
     async def end(
         self, group_id: str, generation: int, drop: Callable[[], Awaitable[None]]
     ) -> None:
-        """Drop a group whose row is of this generation; until that is done no change of the row is
-        decided. Fenced: it is of another one, and nothing happened."""
+        """Drop a group whose row has this generation. Until that is done no change of the row is
+        decided. Raises Fenced when it has another generation, and nothing happened."""
         if self._get(group_id).generation != generation:
             raise other_generation(group_id)
         ending = self._ending[group_id] = asyncio.get_running_loop().create_future()
@@ -372,7 +377,7 @@ class LocalMemberships:
                 ending.set_result(False)
 
     async def _keep(self) -> None:
-        """All that wait, in one commit: after a restart everybody joins at once."""
+        """Write all waiting rows in one commit: after a restart everybody joins at once."""
         rows, self._unwritten = list(self._unwritten.values()), {}
         if rows:
             await self._put(rows)
@@ -386,7 +391,7 @@ class LocalMemberships:
         return self._beats.said()
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
-        """See MembershipRows: nobody else changes one."""
+        """Do nothing, because nobody else changes a row."""
 
     def dropped(self, group_id: str) -> None:
         self._rows.pop(group_id, None)
@@ -394,10 +399,9 @@ class LocalMemberships:
 
 
 class SqliteCatalog:
-    """`metadata.backend.Store` over one SQLite file, which nobody else changes; made by `open`."""
+    """`metadata.backend.Store` over one SQLite file, which nobody else changes; `open` makes it."""
 
     is_shared = False
-    """See Store."""
 
     def __init__(
         self,
@@ -407,7 +411,7 @@ class SqliteCatalog:
         on_fatal: Callable[[str], None] | None,
     ) -> None:
         self.file = file
-        """What the thread works on."""
+        """The file that the thread works on."""
         self._before: list[Membership] = contents.memberships
         self._rows: LocalMemberships | None = None
         self._thread = thread
@@ -417,15 +421,15 @@ class SqliteCatalog:
     async def open(
         cls, path: Path, *, on_fatal: Callable[[str], None] | None = None
     ) -> "tuple[SqliteCatalog, Contents]":
-        """Open the file, or make it, and hold it alone until `close`; what is in it.
+        """Open or create the file, and hold it alone until `close`; return it and its contents.
 
         `on_fatal` is called on the event loop, once, with a sentence, when the outcome of a commit
-        is unknown: the process must end and start again from the file (R31). Until it does, every
-        change is refused and what is looked up is what was known to be durable.
+        is unknown. The process must then end and start again from the file (R31). Until it does,
+        every change is refused and look-ups return what was known to be durable.
 
         Raises:
-            Refused: storage_unavailable, with a sentence for the operator: in use by another
-                process, of a newer version, damaged, not readable or writable.
+            Refused: storage_unavailable, with a sentence for the operator, when the file is in use
+                by another process, of a newer version, damaged, not readable or writable.
         """
 
         def start() -> tuple[CatalogFile, Contents]:
@@ -457,10 +461,10 @@ class SqliteCatalog:
         return 0.0
 
     def follow(self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]) -> None:
-        """See Store: nobody else changes it."""
+        """Do nothing, because nobody else changes it."""
 
     async def news(self) -> News | None:
-        """See Store: there are none."""
+        """Return None always, because nobody else changes it."""
         return None
 
     def memberships(self, run_change: RunChange) -> MembershipRows:

@@ -1,8 +1,7 @@
 """The catalog of several gateways in one SQLite file, held by the one node of a metadata service.
 
-What Redis does in its functions is done here in one thread, each act one transaction, fsynced when
-it returns. Heartbeats are not kept: after a restart everybody has the time again that it takes to
-be taken for gone.
+Each act runs in one thread as one transaction, fsynced when it returns, like a function of Redis.
+Heartbeats are not kept, so after a restart every gateway has GONE_S again before it counts as gone.
 """
 
 import asyncio
@@ -42,15 +41,15 @@ ResultT = TypeVar("ResultT")
 
 
 class _State(msgspec.Struct, frozen=True):
-    """What there is one of."""
+    """The part of the catalog that exists once."""
 
     place: CatalogPlace
     secret: bytes
-    """The row, packed."""
+    """The packed row of the secret."""
 
 
 class RowFile(LockedFile):
-    """The file. Every method raises as `metadata.sqlite.file` says."""
+    """A `Database` in a file, synchronous. Every method raises as `metadata.sqlite.file` says."""
 
     application_id = APPLICATION_ID
     scripts = ("metadata.sql",)
@@ -129,7 +128,7 @@ class RowFile(LockedFile):
     def change(
         self, seen: CatalogPlace, stamp: str, writes: Sequence[Write], row: RowCondition
     ) -> int | None:
-        """Change rows; returns the new version, None: others were faster."""
+        """Change rows; return the new version, or None if another change came first."""
         group_id, generation = row
         with self._transaction():
             state = self._state()
@@ -177,9 +176,9 @@ class SqliteDatabase:
     """`metadata.backend.Database` over one file, for one process; made by `open`."""
 
     poll_s = 3600.0
-    """Seconds between two looks: nobody else changes it."""
+    """Seconds between two reads; long, because nobody else changes the file."""
     known_at = float("inf")
-    """See Database."""
+    """Always, because no notice is lost."""
 
     def __init__(
         self, file: RowFile, thread: ThreadPoolExecutor, on_fatal: Callable[[str], None] | None
@@ -196,8 +195,8 @@ class SqliteDatabase:
     async def open(
         cls, path: Path, *, on_fatal: Callable[[str], None] | None = None
     ) -> "SqliteDatabase":
-        """Open the file, or make it with an empty catalog. `on_fatal`: as CatalogFile. Raises
-        Refused(storage_unavailable)."""
+        """Open the file, or create it with an empty catalog. `on_fatal`: as in SqliteCatalog.
+        Raises Refused(storage_unavailable)."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="catalog")
         try:
             file = await asyncio.get_running_loop().run_in_executor(thread, RowFile, path)
@@ -207,7 +206,7 @@ class SqliteDatabase:
         return cls(file, thread, on_fatal)
 
     async def run(self, act: Callable[..., ResultT], *args: object) -> ResultT:
-        """One act of the file, in its thread."""
+        """Run one act of the file in its thread."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, act, *args)
         except Unknown as error:
@@ -220,7 +219,7 @@ class SqliteDatabase:
 
     @property
     def file(self) -> RowFile:
-        """What the thread works on."""
+        """The file that the thread works on."""
         return self._file
 
     def on_changed(self, heard: Callable[[int], None]) -> None:
@@ -249,7 +248,7 @@ class SqliteDatabase:
         return self._members
 
     async def beat_node(self, name: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
-        """The nodes: this process is the only one."""
+        """Beat in memory, because this process is the only node."""
         return self._nodes.beat(name, number, forget)
 
     async def copy_to(self, path: Path) -> None:
@@ -264,7 +263,7 @@ class SqliteDatabase:
 
 
 class _Memberships:
-    """`metadata.backend.MembershipRows` of a file: every one is durable."""
+    """`metadata.backend.MembershipRows` of a file: every row is durable."""
 
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
@@ -282,7 +281,7 @@ class _Memberships:
         return is_changed
 
     async def glance(self, group_id: str) -> Membership:
-        """Look at the row: there is one copy."""
+        """Look at the row; there is one copy."""
         return await self.get(group_id)
 
     async def beat(
@@ -297,4 +296,4 @@ class _Memberships:
         self._listeners.append(listener)
 
     def dropped(self, group_id: str) -> None:
-        """Do nothing: the row went with the group."""
+        """Do nothing, because the row was deleted with the group."""

@@ -16,26 +16,26 @@ from typing import ClassVar, Final
 from push.errors import Refused, Unknown
 
 BUSY_S: Final = 1.0
-"""How long a start waits for the process before it to let go of the file."""
+"""Seconds that a start waits for the previous process to let go of the file."""
 _BUGS: Final = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
 
 
 class LockedFile:
-    """One file, held exclusively while it is open. `broken` says why nothing is accepted any more;
-    None: all is well."""
+    """A file, held exclusively while it is open. `broken` says why nothing is accepted any more;
+    None while it works."""
 
     application_id: ClassVar[int]
     scripts: ClassVar[tuple[str, ...]]
     """File i takes the schema from version i to i + 1; never changed once released."""
     whose: ClassVar[str]
-    """A catalog of whom this is, for people."""
+    """The owner of such a catalog, for people."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file, its folder too, and bring its schema up to date.
 
         Raises:
-            Refused: storage_unavailable: in use by another process, of a newer version, not such a
-                catalog, damaged, or not to be read or written. Nothing was changed.
+            Refused: storage_unavailable when it is in use by another process, of a newer version,
+                not such a catalog, damaged, or not to be read or written. Nothing was changed.
         """
         self.path = path
         self.broken: str | None = None
@@ -60,7 +60,8 @@ class LockedFile:
             raise
 
     def _schema_version(self) -> int:
-        """0: an empty file. Looked at before anything is written into a file of somebody else."""
+        """Return the schema's version, 0 for an empty file. Checked before anything is written,
+        because the file may be somebody else's."""
         run = self._connection.execute
         version = int(run("PRAGMA user_version").fetchone()[0])
         owner = run("PRAGMA application_id").fetchone()[0]
@@ -80,7 +81,7 @@ class LockedFile:
         run("PRAGMA foreign_keys=ON")
         run("PRAGMA trusted_schema=OFF")
         run("PRAGMA synchronous=FULL")
-        run("PRAGMA secure_delete=ON")  # what an old master key opens does not stay behind
+        run("PRAGMA secure_delete=ON")  # what an old master key opens must not remain
         wanted = {"journal_mode=WAL": "wal", "synchronous": 2, "foreign_keys": 1}
         for pragma, value in wanted.items():
             got = run(f"PRAGMA {pragma}").fetchone()[0]
@@ -90,6 +91,7 @@ class LockedFile:
         if faults != ["ok"]:
             raise unusable(self.path, f"it is damaged, restore a copy: {'; '.join(faults)}")
 
+    # enforces: R4
     def _migrate(self, version: int) -> None:
         run = self._connection.execute
         for number in range(version, len(self.scripts)):
@@ -103,14 +105,14 @@ class LockedFile:
                 run(f"PRAGMA user_version={number + 1}")
 
     def _made(self) -> None:
-        """What a new file begins with, in the transaction that makes it."""
+        """Fill a new file, in the transaction that creates it."""
 
     def _opened(self) -> None:
-        """What each opening does, before the file is used."""
+        """Prepare the file at each opening, before it is used."""
 
     @contextmanager
     def _transaction(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
-        """One atomic, durable change. What fails before the commit is rolled back."""
+        """Run one atomic, durable change. A failure before the commit rolls it back."""
         if self.broken is not None:
             raise Refused("storage_unavailable", self.broken)
         connection = self._connection
@@ -130,11 +132,11 @@ class LockedFile:
             raise Unknown(self.broken) from error
 
     def copy_to(self, path: Path) -> None:
-        """A copy of the catalog in a new file, readable by its owner alone, fsynced; the folder is
-        not. It holds secrets.
+        """Write a copy of the catalog to a new file, readable by its owner alone, fsynced; the
+        folder is not. It holds secrets.
 
         Raises:
-            Refused: storage_unavailable: the copy failed, and is incomplete or not there.
+            Refused: storage_unavailable when the copy failed, and is incomplete or absent.
         """
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -148,19 +150,19 @@ class LockedFile:
             raise Refused("storage_unavailable", f"the catalog's copy failed: {error}") from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file, and so let go of it."""
         self._connection.close()
 
 
 def unusable(path: Path, why: str) -> Refused:
-    """A refusal that names the file."""
+    """Return a refusal that names the file."""
     return Refused("storage_unavailable", f"the catalog {path} cannot be used: {why}")
 
 
 def create_file(path: Path) -> None:
-    """Make the file, readable by its owner alone (it holds secrets), and fsync the folders on the
-    way that are new. Where it is there already, it is not touched: closing a second descriptor
-    would drop SQLite's locks on the first."""
+    """Create the file, readable by its owner alone (it holds secrets), and fsync the folders on the
+    way that are new. An existing file is not touched, because closing a second descriptor would
+    drop SQLite's locks on the first."""
     missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists():

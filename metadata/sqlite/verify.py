@@ -1,4 +1,4 @@
-"""Looking through a catalog at rest: its structure, and the checksum of each row (R30).
+"""Checks of a catalog at rest: its structure, and the checksum of each row (R30).
 
 Nothing is written, and damage is counted, never raised.
 """
@@ -28,23 +28,23 @@ FINDINGS_MAX: Final = 20
 
 @dataclass(slots=True)
 class CatalogReport:
-    """What is in a catalog, and what of it is damaged."""
+    """Contents of a catalog, and what is damaged in it."""
 
     findings: list[str] = field(default_factory=list)
-    """Sentences; empty: nothing is damaged."""
+    """Sentences; empty if nothing is damaged."""
     rows: dict[str, int] = field(default_factory=dict)
     damaged: dict[str, int] = field(default_factory=dict)
-    """Rows that are not as they were written, by table; those without any are left out."""
+    """Rows that are not as they were written, by table; tables without any are left out."""
     schema_version: int = 0
     storage_incarnation: str = ""
-    """Of the store that belongs to it."""
+    """Incarnation of the store that belongs to the catalog."""
     ids: set[str] = field(default_factory=set)
-    """Of every queue and group that is or was."""
+    """Ids of all queues and groups, present and past."""
     data_keys: list[DataKey] = field(default_factory=list)
 
 
 def verify_catalog(path: Path) -> CatalogReport:
-    """Look through the catalog in this file, which no process has open. Blocks."""
+    """Check the catalog in this file, which no process has open. Blocks."""
     report = CatalogReport()
     wal = Path(f"{path}-wal")
     how = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
@@ -60,7 +60,7 @@ def verify_catalog(path: Path) -> CatalogReport:
 
 
 def _look_at_kind(connection: sqlite3.Connection, report: CatalogReport) -> bool:
-    """Whether it is a catalog that this program can read."""
+    """Whether the file is a catalog that this program can read."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (report.schema_version,) = connection.execute("PRAGMA user_version").fetchone()
     if application_id != APPLICATION_ID:

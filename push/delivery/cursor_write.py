@@ -213,6 +213,7 @@ class PendingWrite:
         self.aside_count -= sum(aside.values())
         return write, record, aside
 
+    # enforces: R29
     def restore(self) -> None:
         """It is not durable: everything goes with the next write, older facts first."""
         if self._taken is None:

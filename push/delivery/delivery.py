@@ -253,6 +253,7 @@ class Delivery:
         """(key, offset) that go out as soon as there is credit and the record is read."""
         return self.waiting.giveable
 
+    # enforces: R13
     def give_line(
         self, key: int, offset: int, record: Record | None, *, now: float, wall_unix_ms: int
     ) -> Push | None:
@@ -327,6 +328,7 @@ class Delivery:
         self.tally.settled += (count := mask.bit_count())
         return count
 
+    # enforces: R21
     def ack(self, number: int, first: int, last: int, *, now: float) -> Judged:
         """Settle first..last of push `number`, judged offset by offset (R21)."""
         push = self.leases.pushes.get(number)
@@ -409,6 +411,7 @@ class Delivery:
             append_offset(judged.settled, offset)
         return judged, revoked
 
+    # enforces: R17
     def _return(self, push: Push, offset: int, due: float, now: float) -> list[Taken]:
         """A delivery returns, and with it the later ones of its key. Returns the latter."""
         key = push.hashes[offset - push.first]
@@ -435,6 +438,7 @@ class Delivery:
             self.leases.heard(push, now)
             push.started |= push.within(first, last)
 
+    # enforces: R20
     def extend(self, number: int, first: int, last: int, *, lease_s: float, now: float) -> Judged:
         """Prolong leases to now + lease_s, within `lease_total_s` and a drain's end (R20)."""
         judged, offsets = self.leases.named(number, first, last)
@@ -449,6 +453,7 @@ class Delivery:
 
     # --- Time ----------------------------------------------------------------------------------
 
+    # enforces: P6, R19, R20
     def expire(
         self,
         *,
@@ -542,6 +547,7 @@ class Delivery:
         """Whether another owner may begin, once the last write is durable."""
         return self.draining and not self.leases.open_count
 
+    # enforces: R19
     def abandon(self, *, wall_unix_ms: int, moves: bool = False) -> None:
         """The holder is gone: what had started counts as an attempt (R19), the rest does not. Of
         one that `moves`, and will say what it holds (R22), nothing counts.

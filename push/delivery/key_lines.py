@@ -38,6 +38,7 @@ class Decision:
     """The first offset of the durable side line, as the operator has seen it; None: it had none."""
 
 
+# enforces: P8, R18
 class Line:
     """One key's line. `waiting` is in memory; `aside` more stand in the side line behind it."""
 

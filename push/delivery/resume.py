@@ -30,6 +30,7 @@ them it was never given."""
 # --- Over a lost transport ----------------------------------------------------------------------
 
 
+# enforces: R22
 def hold(
     delivery: Delivery, pushes: Pushes, *, now: float
 ) -> tuple[list[Taken], dict[int, list[Range]]]:
@@ -111,6 +112,7 @@ def keys_wanted(delivery: Delivery, pushes: Pushes) -> list[Range]:
     return delivery.scan.gaps(last, UNSETTLED_MAX)
 
 
+# enforces: R22
 def adopt(
     delivery: Delivery,
     pushes: Pushes,

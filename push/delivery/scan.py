@@ -74,6 +74,7 @@ class Share:
         return Share(max(0, self.ample - count), self.rest - more, self.much)
 
 
+# enforces: R25
 def kept(window: int) -> int:
     """How much of a window is kept for keys of which little is in flight."""
     return window // (2 if window >= _SMALL else 4)
@@ -86,6 +87,7 @@ def share(available: int, ample: int, in_flight: int) -> Share:
     return Share(ample, available - ample, in_flight // _PART)
 
 
+# enforces: P8, R25
 class KeyShares:
     """Counts of what is in flight by key in one (group, partition), while somebody has to know."""
 
@@ -230,6 +232,7 @@ class Scan:
         """Whether the record at `frontier` is wanted (credit aside)."""
         return self._may_pass and not (self._halted and len(self._waiting.dying_runs))
 
+    # enforces: P9
     @property
     def _may_pass(self) -> bool:
         """Whether something is there, and every bound on what may wait has room for it."""
@@ -313,6 +316,7 @@ class Scan:
         if self.again_at is not None and self.again_at <= now:
             self.again_at = None
 
+    # enforces: P3, R10
     def give(
         self, record: Record, credit: int, now: float, wall_unix_ms: int, share: Share | None
     ) -> list[Push]:
@@ -394,6 +398,7 @@ class Scan:
             self.again_at = shares.hold(hashes[0], share, now)
         return fitting
 
+    # enforces: R13
     def _bury_expired(self, record: Record, end: int, now: float, wall_unix_ms: int) -> bool:
         """Let die what has expired at the frontier (R13), up to `end`; whether anything has.
 
@@ -504,6 +509,7 @@ class Scan:
             return None
         return self._push(begin, last, hashes[begin - first :], now, tuple(skips[leading:]))
 
+    # enforces: R13
     def _goes_out(
         self,
         record: Record,
@@ -534,6 +540,7 @@ class Scan:
             line.in_flight.add(offset)
         return True
 
+    # enforces: R24
     def _lets_through(self, line: Line, share: Share | None, *, is_expired: bool) -> bool:
         """Whether a key that this very pull carries may send another one with it; or one that has
         expired dies behind others that do."""

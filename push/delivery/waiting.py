@@ -139,6 +139,7 @@ class Waiting:
             line = self.lines.line(key)
             line.aside, line.inherited = count, True
 
+    # enforces: R3
     def begin(self, now: float, wall_unix_ms: int) -> None:
         """The first call with both clocks: a backoff that was persisted as wall time goes on, as
         far as the longest one there can be (R3)."""
@@ -173,6 +174,7 @@ class Waiting:
 
     # --- Coming in -----------------------------------------------------------------------------
 
+    # enforces: R18
     def join(self, line: Line, offset: int, now: float) -> None:
         """A message of the log waits in its key's line: in memory, or beyond that aside."""
         fits = offset not in self.attempts or self._joins(line, offset)
@@ -209,6 +211,7 @@ class Waiting:
             self.rejected.add(offset)
         self.pending.note(replace(self._retry(offset), nack=reason))
 
+    # enforces: P3, R17
     def await_retry(self, line: Line, offset: int, due: float, now: float) -> None:
         """What came back is given again from `due` on, or its end has come. Nothing of its key
         that was about to go out overtakes it (R17)."""
@@ -293,6 +296,7 @@ class Waiting:
         self.dying_runs.add(first, last)
         self.pending.die(first, last, reason)
 
+    # enforces: P5
     def _died(self, write: CursorWrite, refused: tuple[int, ...], now: float) -> None:
         """It is durable what of a write is dead, but for `refused`: that was settled before."""
         for one in write.dead:
@@ -356,6 +360,7 @@ class Waiting:
 
     # --- Going out -----------------------------------------------------------------------------
 
+    # enforces: R16
     def plan(self, credit: int, now: float, most: int | None = None) -> None:
         """Let lines that are ready send up to `credit` messages, so that no more than `most` of
         each are in flight.
@@ -495,6 +500,7 @@ class Waiting:
         self.lines.settle_down(line, now)
         return True
 
+    # enforces: R18
     def _go_on(self, line: Line) -> None:
         """Something that a decision may have waited for has happened. Nothing of the line may be
         on its way in from the side line: it would be read again. No decision: nothing happens."""
@@ -598,6 +604,7 @@ class Waiting:
             line.widen(is_slow=is_slow)
             self.lines.settle_down(line, now)
 
+    # enforces: R21
     def settle_late(self, number: int, offset: int, now: float) -> bool:
         """An ack of push `number` for a message that returned from it and was not given since.
 

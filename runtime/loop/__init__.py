@@ -1,1 +1,1 @@
-"""The event loop shared fairly: who may go on, and what ends a turn."""
+"""The event loop shared fairly: the order in which work goes on, and the end of a turn."""

@@ -1,11 +1,10 @@
 """Run work at the end of the current callback of the event loop, and at deadlines.
 
-Each turn of the loop looks at all sockets in between, and with many of them that takes
-milliseconds. So what follows from a commit (its receipts, its pushes, the writing of both) does not
-take a turn each: it is collected while the commit is answered, and run at the end of that same
-callback. Outside of such a block it is run in the next turn. Work that this work asks for is run
-in the turn behind that one, so that a backlog starves nobody, however many commits are answered in
-this one.
+Each turn of the loop looks at all sockets, and with many of them that takes milliseconds. So the
+consequences of a commit (its receipts, its pushes, the writing of both) do not take a turn each.
+They are collected while the commit is answered, and run at the end of that same callback. Outside
+of such a block they run in the next turn. Work that this work asks for runs in the turn after that
+one, so that a backlog starves nobody, however many commits are answered in this one.
 
 `Deadlines` is one timer for all partitions: leases, backoffs and drains that end by time alone.
 """
@@ -21,27 +20,27 @@ Work = Callable[[], None]
 
 
 class EndOfTurn:
-    """The work of one event loop. As a context manager: work that is asked for within is run at the
-    end of the block."""
+    """The work of one event loop. As a context manager: work that is added within runs at the end
+    of the block."""
 
     __slots__ = ("_depth", "_has_turn", "_is_running", "_last", "_next_turn", "_work")
 
     def __init__(self) -> None:
         self._work: list[Work] = []
         self._next_turn: list[Work] = []
-        """Asked for by work that was run."""
+        """Work that was added by work that ran."""
         self._last: list[Work] = []
         self._depth = 0
         self._is_running = False
         self._has_turn = False
 
     def call(self, work: Work) -> None:
-        """Run `work`, in the order of asking."""
+        """Run `work`, in the order of the calls."""
         (self._next_turn if self._is_running else self._work).append(work)
         self._ask()
 
     def call_last(self, work: Work) -> None:
-        """Run `work` behind everything that `call` was asked for."""
+        """Run `work` after everything that was given to `call`."""
         self._last.append(work)
         self._ask()
 
@@ -91,14 +90,14 @@ def _run_one(work: Work) -> None:
 
 
 class Timed(Protocol):
-    """Something that has a next deadline (loop time), and something to do then. The deadline keeps
-    only a weak reference, so that nothing stays for a lease's 30 s because of it alone."""
+    """An object with a next deadline (loop time), at which it acts. `Deadlines` keeps only a weak
+    reference, so that nothing stays in memory for a lease's 30 s because of it alone."""
 
     scheduled: float
-    """Next time in the heap; infinity: it is not in it. Kept by Deadlines."""
+    """Next time in the heap; infinity if it is not in it. Set by Deadlines."""
 
     def tick(self) -> None:
-        """React to the deadline; the next one is asked for by `Deadlines.set` again."""
+        """React to the deadline; `Deadlines.set` must be called again for the next one."""
 
 
 class Deadlines:
@@ -110,8 +109,8 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, timed: Timed, at: float | None) -> None:
-        """Tick `timed` at `at` at the latest. An earlier tick that is set already stays, and
-        `timed` asks again then."""
+        """Tick `timed` at `at` at the latest. An earlier tick that is set already stays; `timed`
+        then calls this again."""
         if at is None or at >= timed.scheduled:
             return
         timed.scheduled = at
@@ -139,7 +138,7 @@ class Deadlines:
                     timed.tick()
         finally:
             self._timer = None
-            self._arm()  # also behind a bug: the others' time has come
+            self._arm()  # also after a bug, because the others' time has come
 
     def close(self) -> None:
         """Stop ticking."""

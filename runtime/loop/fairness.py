@@ -23,34 +23,35 @@
     TransferDeadline       tests/runtime/test_http11.py                      hostile
     TimeSlices             tests/histories/test_figures.py                   console
 
-The first three hold callbacks in one kind of queue, and differ in when they call the next one.
-Two devices stand with what they schedule: `gateway.net.connections` works off in parts what one
-session sent at once, and `push.commit_sharing` shares commits between queues.
+The first three hold callbacks in one kind of queue, and differ in when they call the next one. Two
+devices are with what they schedule: `gateway.net.connections` works through a burst of one session
+in parts, and `push.commit_sharing` shares commits between queues.
 
-Arrivals fill the gaps. A burst of a thousand handshakes is a fifth of a second of work, a client
-that sends one request after another keeps a core busy, and a message needs several turns of the
-loop until it is delivered: with one arrival in each of them it would come several arrivals later.
-So an arrival waits until a turn of the loop had nothing else in it, and a client in the middle of
-something goes on. If the loop is never free, one arrival begins in each ARRIVAL_PAUSE_S.
+Arrivals fill the gaps. A burst of a thousand handshakes is a fifth of a second of work. A client
+that sends one request after another keeps a core busy. A message needs several turns of the loop
+until it is delivered: with one arrival in each of them it would come several arrivals later. So an
+arrival waits until a turn of the loop had nothing else in it, and clients that are at work go on.
+If the loop is never free, one arrival begins in each ARRIVAL_PAUSE_S.
 
-Large reads take turns. A socket holds megabytes, and a read takes all of them: a hundred clients in
+Large reads take turns. A socket holds megabytes, and a read takes all of them. A hundred clients in
 the middle of large messages would have the loop read for a tenth of a second before anybody else
 has a turn. So a large read that ended nothing is the last one of its socket until its next turn,
-and one socket has its turn in each millisecond. That is 256 MB/s for all of them together. Clients
-that send messages that end are read as ever.
+and one socket has its turn in each millisecond, which bounds the bandwidth of all together.
+Messages that are whole are read without a pause.
 
-Behind each read the storage's thread has its turn. A client that has its next request ready when
-the last one is answered keeps the loop's thread running without an end. Linux lets a thread that
-has waited for the disk go on when the running one has used up its slice, or gives way: if both
-share a core, a commit of half a millisecond takes three. So the loop gives way while something is
-stored, which costs half a microsecond if no thread waits for the core. Beside a heavy queue, what
-was just read goes to the storage before that: the turn that is given away may be a millisecond.
+After each read the storage's thread has its turn. A client that has its next request ready when the
+last one is answered keeps the loop's thread running without an end. Linux lets a thread that has
+waited for the disk go on when the running one has used up its slice, or gives way. If both share a
+core, a short commit takes several times as long. So the loop gives way while something is stored,
+which costs next to nothing if no thread waits for the core (measured: docs/benchmarks/tuning.md).
+Beside a heavy queue, a read's messages go to the storage before that, because the turn that is
+given away may be long.
 
 Frames have a rate. Publishes have limits of their own, and there are as many answers to pushed
 messages (acks, credit, leases) as messages. All other frames are cheap to send and cost the broker
 work: subscribing and leaving, pings, requests for what does not exist. A session that sends more of
 them than its rate is not refused: its socket is not read until they are paid for. So nothing that
-it sent is lost, and others do not wait behind it.
+it sent is lost, and others do not wait for it.
 
 Incomplete messages have a budget. Each alone is bounded, but a client that opens a thousand sockets
 and sends all of a large message except its last byte would hold a thousand times that. So the sum
@@ -72,7 +73,8 @@ from push.rates.bucket import Bucket, Rate
 
 
 class _CallbackQueue(deque[Callable[[], None]]):
-    """Callbacks in the order of asking. One whose socket is lost meanwhile does nothing."""
+    """Callbacks in the order in which they were added. One whose socket is lost meanwhile does
+    nothing."""
 
     __slots__ = ()
 
@@ -83,19 +85,19 @@ class _CallbackQueue(deque[Callable[[], None]]):
 
 
 FREE_TURN_S: Final = 20e-6
-"""A turn of the loop that took no longer had nothing in it: an empty one takes 2 us, the least that
-is done for a message 50."""
+"""Longest duration of a turn of the loop that counts as empty. A really empty one takes a tenth of
+it, the least work for a message more than twice."""
 ARRIVAL_PAUSE_S: Final = 0.002
-"""Handshakes, requests and subscriptions are less than a millisecond's work each: beside others
-who keep the loop busy they have a third of it at most, and begin 500 times a second."""
+"""Handshakes, requests and subscriptions are less than a millisecond's work each. If others keep
+the loop busy, arrivals have a third of it at most, and begin 500 times a second."""
 ARRIVALS_AT_FULL_PAUSE: Final = 500
-"""If more wait, they begin sooner after each other, so that nobody waits for much more than a
-second, and a fleet that comes back does not give up: clients wait for 10 s."""
+"""If more wait, the pause between them is shorter, so that nobody waits for much more than a
+second, and a returning fleet does not give up: clients wait for 10 s."""
 
 
 class ArrivalGate:
-    """Let arrivals begin when the loop has nothing else to do. `clock`: seconds; handed in by
-    tests."""
+    """Lets arrivals begin when the loop has nothing else to do. `clock`: seconds; tests replace
+    it."""
 
     __slots__ = ("_began_at", "_clock", "_is_watching", "_left_at", "_waiting")
 
@@ -104,11 +106,11 @@ class ArrivalGate:
         self._began_at = 0.0
         self._left_at = 0.0
         self._is_watching = False
-        """An arrival has begun, and the loop has not been free since."""
+        """Whether an arrival has begun and the loop has not been free since."""
         self._waiting = _CallbackQueue()
 
     def begin(self, work: Callable[[], None]) -> bool:
-        """Call `work` now (True), or when it has its turn, in the order of asking (False)."""
+        """Call `work` now (True), or when it is its turn, in the order of the calls (False)."""
         if self._is_watching:
             self._waiting.append(work)
             return False
@@ -117,7 +119,7 @@ class ArrivalGate:
         return True
 
     async def wait(self) -> None:
-        """Return when the caller has its turn; at once if the loop is free."""
+        """Return when it is the caller's turn; at once if the loop is free."""
         turn = asyncio.Event()
         if not self.begin(turn.set):
             await turn.wait()
@@ -134,7 +136,7 @@ class ArrivalGate:
         self._left_at = self._clock()
 
     def _next(self) -> None:
-        """Begin the next arrival, if the turn of the loop that is over had nothing in it."""
+        """Begin the next arrival, if the past turn of the loop had nothing in it."""
         now = self._clock()
         pause_s = ARRIVAL_PAUSE_S * min(1.0, ARRIVALS_AT_FULL_PAUSE / max(1, len(self._waiting)))
         if now - self._left_at > FREE_TURN_S and now - self._began_at < pause_s:
@@ -147,15 +149,15 @@ class ArrivalGate:
 
 LARGE_READ_BYTES: Final = 64 * 1024
 LARGE_READS_PER_PAUSE: Final = 1
-"""A read takes 250 kB, and a fifth of a millisecond."""
+"""Large reads in each pause; measured: docs/benchmarks/tuning.md."""
 _LARGE_READ_PAUSE_S: Final = 0.001
 _GIVE_WAY: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None)  # not on macOS
 
 
 class LargeReadGate:
     """The reads of one gateway's sockets. `commit_early`: called after each read; may commit what
-    was read, and returns whether a commit of what was published is under way. `give_way`: lets
-    another thread have this one's core; handed in by tests."""
+    was read, and returns whether a commit of published messages is under way. `give_way`: gives
+    this thread's core to another one; tests replace it."""
 
     __slots__ = ("_commit_early", "_give_way", "_is_running", "_waiting")
 
@@ -170,12 +172,12 @@ class LargeReadGate:
         self._is_running = False
 
     def after_read(self) -> None:
-        """Give way to the storage, after a read whose content was worked off."""
+        """Give way to the storage, after a read whose content was handled."""
         if self._commit_early():
             self._give_way()
 
     def wait(self, read_on: Callable[[], None]) -> None:
-        """Call `read_on` when it has its turn, in the order of asking."""
+        """Call `read_on` when it is its turn, in the order of the calls."""
         self._waiting.append(read_on)
         if not self._is_running:
             self._is_running = True
@@ -189,7 +191,7 @@ class LargeReadGate:
 
 
 class PerTurnQueue:
-    """Call a few callbacks in each turn of the loop, in the order of `add`, so that others have
+    """Calls a few callbacks in each turn of the loop, in the order of `add`, so that others have
     their turn in between. `len`: the number of those that wait."""
 
     __slots__ = ("_in_this_turn", "_waiting", "per_turn")
@@ -203,8 +205,8 @@ class PerTurnQueue:
         return len(self._waiting)
 
     def add(self, work: Callable[[], None]) -> None:
-        """Call `work` at once, or, behind `per_turn` others of this turn of the loop, in one of
-        the next."""
+        """Call `work` at once, or, after `per_turn` others of this turn of the loop, in one of the
+        next turns."""
         if not self._in_this_turn:
             asyncio.get_running_loop().call_soon(self._turn)
         if self._in_this_turn < self.per_turn:
@@ -228,11 +230,11 @@ than one extend."""
 FREE_FRAMES_MAX: Final = 40_000
 """Free frames that a session can save up."""
 UNCHARGED_FRAMES: Final = 64
-"""Fewer frames than this are charged with those that follow: most sessions never send so many."""
+"""Fewer frames than this are charged with later ones; most sessions never send this many."""
 
 
 class FrameRate:
-    """How fast one session may send frames beside its publishes."""
+    """The rate at which one session may send frames, apart from its publishes."""
 
     __slots__ = ("_bucket", "_delivered", "_free", "_owed", "_rate")
 
@@ -246,9 +248,9 @@ class FrameRate:
         """Messages whose free frames were counted."""
 
     def charge(self, count: int, delivered: Callable[[], int], *, now: float) -> float:
-        """Charge `count` more frames; return for how many seconds the session is not to be read,
-        then charge 0. 0.0: it may go on. `delivered`: messages that its subscriptions were given so
-        far. `now`: seconds, monotonic."""
+        """Charge `count` more frames. Returns for how many seconds the session is not to be read,
+        after which the caller charges 0; 0.0 if it may go on. `delivered` returns the number of
+        messages that its subscriptions were given so far. `now`: seconds, monotonic."""
         self._owed += count
         if self._owed < UNCHARGED_FRAMES:
             return 0.0
@@ -275,14 +277,14 @@ class FrameRate:
 
 
 LARGE_INCOMPLETE_BYTES: Final = 64 * 1024
-"""Smaller ones give up behind all that are not."""
+"""Size from which holders give up first; smaller ones give up only after them."""
 
 
 class BytesHolder(Protocol):
     """A connection or a request that holds something incomplete."""
 
     def give_up(self) -> None:
-        """Forget it at once, and say so to the client."""
+        """Drop it at once, and inform the client."""
 
 
 class IncompleteBytesBudget:
@@ -293,14 +295,14 @@ class IncompleteBytesBudget:
     def __init__(self, bytes_max: int = limits.INCOMPLETE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._large: dict[BytesHolder, int] = {}
-        """In the order in which they became large."""
+        """Holders in the order in which they became large."""
         self._small: dict[BytesHolder, int] = {}
-        """In the order in which they began."""
+        """Holders in the order in which they began."""
         self.total = 0
 
     def hold(self, holder: BytesHolder, size: int) -> None:
-        """Count `size` bytes for `holder`, in place of its former ones; 0: it holds nothing. Above
-        the budget some holders have to give up; `holder` may be one of them."""
+        """Count `size` bytes for `holder`, in place of its former ones; 0 if it holds nothing.
+        Above the budget some holders have to give up; `holder` may be one of them."""
         if holder in self._large:
             sizes, before = self._large, self._large[holder]
         else:
@@ -324,9 +326,9 @@ class IncompleteBytesBudget:
 
 
 class TransferDeadline:
-    """A deadline that counts what moves: over after `patience_s` without a part, and over after
-    `patience_s` plus the time that the slowest line needs for the parts so far. A client that sends
-    a byte now and then, to hold a socket for ever, is cut by the second."""
+    """A deadline that moves with what arrives. It is over after `patience_s` without a part, and
+    after `patience_s` plus the time that the slowest line needs for the parts so far. The second
+    cuts a client off that sends a byte now and then, to hold a socket for ever."""
 
     __slots__ = ("_began_at", "_moved_at", "_size", "patience_s")
 
@@ -342,26 +344,26 @@ class TransferDeadline:
         self._moved_at = now
 
     def excuse(self, *, now: float) -> None:
-        """Leave the time until now out: nobody took what the other side had to give."""
+        """Leave out the time until now, in which nobody read what the other side had sent."""
         self._began_at += now - self._moved_at
         self._moved_at = now
 
     @property
     def ends_at(self) -> float:
-        """The end of it, if nothing more arrives."""
+        """Time of its end, if nothing more arrives."""
         paid_s = self._size / limits.SLOWEST_BYTES_PER_S
         return min(self._moved_at, self._began_at + paid_s) + self.patience_s
 
 
 SLICE_S: Final = 0.005
-"""The longest time that one answer is worked at before others have their turn."""
+"""The longest time of work on one answer before others have their turn."""
 
 
 class TimeSlices:
-    """Work at one long answer in slices, so that pushes do not wait for it."""
+    """Slices for the work on one long answer, so that pushes do not wait for it."""
 
     def __init__(self) -> None:
-        self._ends = perf_counter() + SLICE_S  # the loop's clock stands still while we work
+        self._ends = perf_counter() + SLICE_S  # the loop's clock does not advance while we work
 
     async def yield_if_over(self) -> None:
         """Let others have their turn if the slice is over; to be called between the parts."""

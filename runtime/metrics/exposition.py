@@ -1,9 +1,9 @@
 """The exposition of metrics: the samples of one scrape, their text, and /metrics that serves it.
 
 The text is Prometheus' text format 0.0.4, or OpenMetrics 1.0.0 if the client accepts it. It is
-written by hand, because of the turns: prometheus-client makes the text of a whole registry in one
-go, and its samples are objects; ours are written metric by metric, and others have their turn in
-between (`runtime.loop.fairness`). Its counters with a lock each are used by nothing here. Sources:
+written by hand, because of the turns: prometheus-client makes the text of a whole registry at once,
+and its samples are objects. Here it is written metric by metric, and others have their turn in
+between (`runtime.loop.fairness`). Nothing here needs its counters with a lock each. Sources:
 https://prometheus.io/docs/instrumenting/exposition_formats/ and
 https://prometheus.io/docs/specs/om/open_metrics_spec/
 
@@ -36,7 +36,7 @@ _NONE: Final[dict[Labels, Value]] = {}
 
 
 class Samples:
-    """Values by metric and labels; what is put twice is added up."""
+    """Values by metric and labels; two values of one place are added up."""
 
     def __init__(self) -> None:
         self._found: dict[str, dict[Labels, Value]] = {}
@@ -45,7 +45,7 @@ class Samples:
         return sum(map(len, self._found.values()))
 
     def put(self, name: str, value: float, *labels: str) -> None:
-        """A value. Raises KeyError, AssertionError: it is not in the table as that."""
+        """Add a value. Raises KeyError, AssertionError if the table has no such metric."""
         metric = METRICS[name]
         assert metric.kind != "histogram", name
         assert len(labels) == len(metric.labels), name
@@ -55,12 +55,12 @@ class Samples:
         of[labels] = before + value
 
     def most(self, name: str, value: float, *labels: str) -> None:
-        """Put a sample of which the larger of two values counts: an age."""
+        """Keep the larger of two values, for example of ages."""
         before = self.number(name, *labels)
         self.put(name, max(value, before) - before, *labels)
 
     def spread(self, name: str, histogram: Histogram, *labels: str) -> None:
-        """A histogram, as it is at this moment. Raises as `put`."""
+        """Add a histogram, as it is at this moment. Raises like `put`."""
         metric = METRICS[name]
         assert metric.kind == "histogram", name
         assert len(labels) == len(metric.labels), name
@@ -70,19 +70,20 @@ class Samples:
         kept.merge(histogram)
 
     def number(self, name: str, *labels: str) -> float:
-        """What was put there; 0: nothing."""
+        """Return the value at this place; 0 if there is none."""
         value = self._found.get(name, _NONE).get(labels, 0.0)
         assert not isinstance(value, Histogram), name
         return value
 
     def histogram(self, name: str, *labels: str) -> Histogram:
-        """The same of a histogram."""
+        """Return the histogram at this place; an empty one if there is none."""
         value = self._found.get(name, _NONE).get(labels, Histogram())
         assert isinstance(value, Histogram), name
         return value
 
     def of_tenant(self, tenant: str) -> "Samples":
-        """All but what is of the queues of other tenants, or of several together (P11)."""
+        """Return the samples without those of other tenants' queues, or of several tenants together
+        (P11)."""
         seen = Samples()
         for name, values in self._found.items():
             if "tenant" in METRICS[name].labels:
@@ -95,7 +96,7 @@ class Samples:
         return seen
 
     def families(self) -> Iterator[tuple[Metric, dict[Labels, Value]]]:
-        """Each metric of which there is something, in the table's order."""
+        """Yield each metric that has samples, in the table's order."""
         for name, metric in METRICS.items():
             if name in self._found:
                 yield metric, self._found[name]
@@ -104,7 +105,7 @@ class Samples:
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _LINES_PER_LOOK: Final = 200
-"""Between two looks whether it is somebody else's turn."""
+"""Lines between two looks at the clock, whether it is another task's turn."""
 
 
 _RANGE: Final = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+')
@@ -116,12 +117,13 @@ _OPEN_FORM: Final = ("application", "openmetrics-text", {"version": "1.0.0", "ch
 _TEXT_FORM: Final = ("text", "plain", {"version": "0.0.4", "charset": "utf-8"})
 _Form = tuple[str, str, Mapping[str, str]]
 ACCEPT_CHARS_MAX: Final = 4096
-"""Of the header `Accept`; what stands behind is not read."""
+"""Characters of the header `Accept` that are read."""
 
 
 def is_open(accept: Iterable[str]) -> bool:
-    """Whether a request wants OpenMetrics more than the text format, by its `Accept` headers
-    (RFC 9110, section 12.5.1). Equally: if it names OpenMetrics. Neither: the text format."""
+    """Whether a request prefers OpenMetrics to the text format, by its `Accept` headers (RFC 9110,
+    section 12.5.1). With equal weights only if it names OpenMetrics. With neither it gets the text
+    format."""
     ranges = list(_ranges(",".join(accept)[:ACCEPT_CHARS_MAX]))
     wanted, named = _weight(_OPEN_FORM, ranges)
     other, _ = _weight(_TEXT_FORM, ranges)
@@ -129,8 +131,8 @@ def is_open(accept: Iterable[str]) -> bool:
 
 
 def _ranges(accept: str) -> Iterator[tuple[str, str, dict[str, str], float]]:
-    """The media ranges of the header: type, subtype, parameters, weight. What is none is left
-    out."""
+    """Yield the media ranges of the header: type, subtype, parameters, weight. Invalid ones are
+    left out."""
     for found in _RANGE.finditer(accept):
         kind, _, rest = found[0].partition(";")
         major, slash, minor = kind.strip().lower().partition("/")
@@ -148,8 +150,8 @@ def _ranges(accept: str) -> Iterator[tuple[str, str, dict[str, str], float]]:
 def _weight(
     form: _Form, ranges: Iterable[tuple[str, str, dict[str, str], float]]
 ) -> tuple[float, bool]:
-    """How much a form is wanted, by the most specific range that it is in, and whether that range
-    names it. Parameters that no form has (`escaping`) say nothing."""
+    """Return the weight of a form, by the most specific range that contains it, and whether that
+    range names it. Parameters that no form has (`escaping`) have no effect."""
     best, weight = -1, 0.0
     for major, minor, parameters, asked in ranges:
         if major not in ("*", form[0]) or minor not in ("*", form[1]):
@@ -164,7 +166,7 @@ def _weight(
 
 
 async def exposed(samples: Samples, *, as_open: bool) -> bytes:
-    """The whole text, made in slices."""
+    """Return the whole text, made in slices."""
     slices, lines = TimeSlices(), list[str]()
     for metric, values in samples.families():
         lines += head(metric, as_open=as_open)
@@ -178,7 +180,7 @@ async def exposed(samples: Samples, *, as_open: bool) -> bytes:
 
 
 def head(metric: Metric, *, as_open: bool) -> list[str]:
-    """What is said of a metric before its samples. OpenMetrics names a counter without `_total`."""
+    """Return the lines before a metric's samples. OpenMetrics names a counter without `_total`."""
     name = metric.name.removesuffix("_total") if as_open else metric.name
     text = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
     if as_open:
@@ -187,7 +189,7 @@ def head(metric: Metric, *, as_open: bool) -> list[str]:
 
 
 def body(metric: Metric, values: Mapping[Labels, Value]) -> Iterator[str]:
-    """Its samples, by labels."""
+    """Yield the lines of a metric's samples, by labels."""
     for labels in sorted(values):
         value = values[labels]
         named = ",".join(
@@ -214,17 +216,17 @@ def _spread(name: str, named: str, histogram: Histogram) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """The value of a label."""
+    """Escape the value of a label."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def _bound(bound: float) -> str:
-    """OpenMetrics wants 1.0, and Prometheus takes it."""
+    """Write a bucket's bound: OpenMetrics requires 1.0, and Prometheus accepts it."""
     return "+Inf" if bound == float("inf") else repr(float(bound))
 
 
 def number(value: float) -> str:
-    """The number in the form that both formats read."""
+    """Write a number in the form that both formats read."""
     return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
 
 
@@ -233,20 +235,20 @@ PATH = "/metrics"
 
 
 def shows(headers: list[tuple[bytes, bytes]], token: str) -> bool:
-    """Whether a request shows this token; in constant time."""
+    """Whether a request shows this token; compared in constant time."""
     said = dict(headers).get(b"authorization", b"")
     return hmac.compare_digest(said, b"Bearer " + token.encode())
 
 
 async def answer(request: Request, samples: Samples) -> Response:
-    """The text, in the requested format."""
+    """Return the text, in the requested format."""
     as_open = is_open(request.headers.getlist("accept"))
     text = await exposed(samples, as_open=as_open)
     return Response(text, headers={"Content-Type": OPEN if as_open else TEXT, "Vary": "Accept"})
 
 
 def scrape(collect: Collect) -> Route:
-    """The route of /metrics; who may ask is judged before."""
+    """Return the route of /metrics; the caller checks the rights before."""
 
     async def metrics(request: Request) -> Response:
         return await answer(request, await collect())
@@ -255,7 +257,8 @@ def scrape(collect: Collect) -> Route:
 
 
 def application(collect: Collect, token: str | None) -> ASGIApp:
-    """An application with /metrics and /healthz alone; `token` None: everybody may scrape."""
+    """Make an application with /metrics and /healthz alone. With `token` None everybody may
+    scrape."""
 
     async def healthz(request: Request) -> Response:
         return reply(Health("alive"))
@@ -274,20 +277,20 @@ def application(collect: Collect, token: str | None) -> ASGIApp:
 
 
 class MetricsServer:
-    """A port for metrics alone. Without a token only this machine may be let in: who starts it
-    checks that."""
+    """A port for metrics alone. Without a token it must be reachable from this machine only, which
+    the caller checks."""
 
     def __init__(self, host: str, port: int, collect: Collect, token: str | None) -> None:
-        """Binds. Raises StartError."""
+        """Bind the port. Raises StartError."""
         self._bound = bind(host, port)
         self.port: int = self._bound.getsockname()[1]
         self._listener = Listener(application(collect, token), self._bound)
 
     async def start(self) -> None:
-        """Accept."""
+        """Accept connections."""
         await self._listener.start()
 
     async def stop(self) -> None:
-        """Close."""
+        """Close the port."""
         async with asyncio.timeout(5):
             await self._listener.finish(1)

@@ -1,4 +1,4 @@
-"""What any process has: CPU, memory, files, and how late its event loop is."""
+"""Metrics of any process: CPU, memory, files, and the lag of its event loop."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ _PAGE_BYTES: Final = resource.getpagesize()
 
 
 class LoopLag:
-    """How late the loop is: a timer ten times a second, which costs a few microseconds each."""
+    """The lag of the loop, measured by a timer ten times a second."""
 
     def __init__(self) -> None:
         self.seconds = Histogram()
@@ -26,12 +26,12 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """From now on, until `stop`. Started already: nothing happens."""
+        """Measure from now on, until `stop`. Nothing happens if it has started already."""
         if self._timer is None:
             self._later()
 
     def _later(self) -> None:
-        # Not the loop's clock: that one has whole milliseconds.
+        # Not the loop's clock, which has whole milliseconds.
         self._due = time.monotonic() + PERIOD_S
         self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._fire)
 
@@ -40,14 +40,14 @@ class LoopLag:
         self._later()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Measure no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 def of_process(samples: Samples, process: Process, gateway: str, lag: LoopLag) -> None:
-    """Put what is known of this process. `gateway`: its name among others; "": it has none."""
+    """Put the figures of this process. `gateway`: its name among others; "" if it has none."""
     samples.put("tocsin_info", 1, process, VERSION, gateway)
     samples.put("process_start_time_seconds", round(_BEGAN_UNIX_S, 3))
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -65,12 +65,13 @@ def of_process(samples: Samples, process: Process, gateway: str, lag: LoopLag) -
 def _resident_bytes() -> int:
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
-    except (OSError, ValueError, IndexError):  # no Linux: the most that it ever was, in KiB
+    except (OSError, ValueError, IndexError):  # no Linux: the maximum so far, in KiB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _open_files() -> int:
-    """Since Linux 6.2 the folder's size is their number; to list 30,000 would hold up everybody."""
+    """Return the number of open files. Since Linux 6.2 the folder's size is that number; to list
+    30,000 would hold up everybody. 0 if it is unknown."""
     try:
         return os.stat("/proc/self/fd").st_size
     except OSError:

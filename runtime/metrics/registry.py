@@ -1,8 +1,8 @@
 """The table of all metrics. Pure.
 
-Names follow Prometheus: units in the name, in base units, counters end in `_total`. A metric that
-is of a queue has the labels `tenant` and `queue`, one of a group `group` besides; with one label
-value for all that have none of their own (`gateway.operator.metrics`).
+Names follow Prometheus: units in the name, in base units, counters end in `_total`. Metrics of a
+queue have the labels `tenant` and `queue`, those of a group also `group`. One label value is used
+for all queues or groups that have none of their own (`gateway.operator.metrics`).
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ EVERY: Final[tuple[Process, ...]] = ("gateway", "metadata", "manager")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of the table."""
+    """A line of the table."""
 
     name: str
     kind: Kind
@@ -332,7 +332,7 @@ _OTHERS: Final = (
 METRICS: Final[dict[str, Metric]] = {
     one.name: one for one in (*_PROCESS, *_QUEUES, *_GATEWAY, *_OTHERS)
 }
-"""By name, in the order in which they are shown."""
+"""Metrics by name, in the order in which they are shown."""
 EVENTS: Final = {
     "published": "stored",
     "duplicates": "duplicate",
@@ -341,9 +341,9 @@ EVENTS: Final = {
 }
 """Counters of a queue → values of `outcome`."""
 EXPOSED: Final = {"counter": ("",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-"""What is put behind a metric's name, by its kind."""
+"""Suffixes of a metric's series, by its kind."""
 
 
 def series() -> dict[str, Metric]:
-    """By the name of each series that a Prometheus has of it."""
+    """Return the metrics by the name of each series that Prometheus has of them."""
     return {one.name + tail: one for one in METRICS.values() for tail in EXPOSED[one.kind]}

@@ -1,6 +1,7 @@
 """The files of Prometheus, as text. Strings are written as JSON, which is YAML, too."""
 
 import json
+import textwrap
 from collections.abc import Iterable
 from typing import Final
 
@@ -9,6 +10,7 @@ from scripts.monitoring.rules import RECORDED, Alert
 
 HEAD: Final = "# Written by `python -m scripts.monitoring` from its tables: change those.\n"
 PAGE: Final = "deploy/prometheus/README.md"
+COLUMNS: Final = 100
 BEGIN: Final = "<!-- What follows is written by `python -m scripts.monitoring`. -->\n"
 
 
@@ -87,6 +89,12 @@ def runbook() -> str:
             held = "at once" if alert.lasts == "0m" else f"after {alert.lasts}"
             lines += [
                 f"### {alert.name}", "", f"**{alert.summary}** ({alert.severity}, {held})", "",
-                f"`{alert.expr}`", "", alert.means, "", f"*What to do:* {alert.does}", "",
+                "```promql", _wrapped(alert.expr), "```", "", _wrapped(alert.means), "",
+                _wrapped(f"*What to do:* {alert.does}"), "",
             ]  # fmt: skip
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _wrapped(text: str) -> str:
+    """Return the text in lines of the page's width; blanks mean the same everywhere in PromQL."""
+    return textwrap.fill(text, COLUMNS, break_long_words=False, break_on_hyphens=False)

@@ -1,1 +1,1 @@
-"""The cluster manager: it elects primaries and places partitions."""
+"""The manager: which servers could be elected, where partitions go, and its leadership."""

@@ -1,7 +1,7 @@
 """A manager's duty in one storage cluster: which of its servers could be elected.
 
-It looks at all of them, has `services.manager.rules.election` decide, acts on that, and reports
-what it saw.
+It looks at all of them, has `services.manager.rules.election` decide, carries the acts out, and
+reports what it saw.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from storage.redis.ops.failover import ReplicaControl
 from storage.redis.ops.observe import ShardObserver, TermSuperseded, WatchedShard
 
 LOOK_S: Final = 1.0
-"""From one look to the next, while all is well."""
+"""Seconds from one look to the next, while all is well."""
 SOON_S: Final = 0.1
-"""And behind an act: the next step waits only for what it has done."""
+"""Seconds after an act; the next step waits only for its effect."""
 WAITING_S: Final = 0.3
-"""And while publishing waits for somebody who is being taken out."""
+"""Seconds while publishing waits for a server that is being taken out."""
 _LOG: Final = logging.getLogger("tocsin.manager")
 
 
 class ServerTold(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, for people. `state`: in one word; `since_s`: how long it has said nothing to the
-    primary; `behind_bytes`: what of the stream of writes it has not confirmed."""
+    """A server, for people. `state`: in one word; `since_s`: how long the primary has received
+    nothing from it; `behind_bytes`: part of the stream of writes that it has not confirmed."""
 
     address: str
     state: str
@@ -44,29 +44,29 @@ class ServerTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterTold(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leading manager says of a cluster."""
+    """The leading manager's report on a cluster."""
 
     name: str
     store: str
-    """Its URL, without a password."""
+    """The store's URL, without a password."""
     seen_unix_s: float
     manager: str
     term: int
     primary: str
     replicas: int
-    """How many could be elected, as the shard says."""
+    """Number of replicas that could be elected, as the shard says."""
     out: list[str]
-    """Those that are not counted."""
+    """Replicas that are not counted."""
     servers: list[ServerTold]
     sentinels: dict[str, str]
-    """Each, and whom it names or why it does not answer."""
+    """Sentinel → the primary that it names, or why it does not answer."""
     says: list[str]
-    """What the manager does, and what is wrong."""
+    """Sentences about what the manager does, and what is wrong."""
 
 
 class ClusterKeeper:
-    """The duty of one cluster; `step` while this manager leads, one at a time.
-    `away_s`: after which a replica is taken out."""
+    """The duty of one cluster; `step` runs while this manager leads, one at a time. `away_s`:
+    seconds after which a silent replica is taken out."""
 
     def __init__(
         self, name: str, store: str, watched: WatchedShard, *, away_s: float = AWAY_S
@@ -91,10 +91,11 @@ class ClusterKeeper:
         self._patience = Patience()
         self._said: list[str] = []
         self.report: ClusterTold | None = None
-        """Of the last step; None: there was none."""
+        """Report of the last step; None before the first one."""
 
     async def step(self, leader: Leader) -> float:
-        """ClusterProbe, and do what is to be done now; in how many seconds the next one is due."""
+        """Look at the servers, do what is due now, and return in how many seconds the next step is
+        due."""
         try:
             view = await self._observer.look(leader.name, leader.term)
             if leader.term != self._term:
@@ -119,9 +120,9 @@ class ClusterKeeper:
         return min(LOOK_S, max(SOON_S, self._rule.absences.due_s()))
 
     async def _silent_s(self, leader: Leader, primary: str) -> dict[str, float]:
-        """For how long replicas of this primary had said nothing when the leader before this one
-        looked, and has been gone itself since: a replica that goes just before it is not waited for
-        twice. (One that is there is seen to be.)"""
+        """Return for how long replicas of this primary were silent when the previous leader looked,
+        plus the time since it wrote the row. So a replica that fails just before its manager is not
+        waited for twice; one that is alive is seen to be."""
         try:
             text = await leader.last_report(self.name)
             told = msgspec.json.decode(text, type=ClusterTold) if text else None
@@ -132,7 +133,7 @@ class ClusterKeeper:
         return {one.address: one.since_s + leader.stood_still_s for one in told.servers}
 
     async def _do(self, acts: list[ReplicaAct], leader: Leader) -> bool:
-        """Whether anything was done."""
+        """Carry the acts out while this manager leads; return whether any was done."""
         done = False
         for act in acts:
             if not leader.leads or leader.term != self._term:
@@ -141,13 +142,13 @@ class ClusterKeeper:
                 if await self._copying.do(act, leader.name, self._term):
                     self._rule.did(act)
                     done = True
-            except TocsinError as error:  # it is tried again with the next look
+            except TocsinError as error:  # the next look tries again
                 self._rule.says.append(error.detail)
                 _LOG.warning("%s: %s", self.name, error.detail)
         return done
 
     def _log(self) -> None:
-        """What is new of what there is to say."""
+        """Log the sentences that are new, and once that all is well again."""
         said = self._rule.says
         for line in said:
             if line not in self._said:
@@ -178,19 +179,19 @@ class ClusterKeeper:
         )
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         await self._cache.close()
 
 
 def is_held_up(view: ShardView, rule: ShardRule) -> bool:
-    """Whether somebody is to be taken out while others do not answer this manager: publishing waits
+    """Whether a server is to be taken out while others do not answer this manager. Publishing waits
     for that, and another manager may reach them."""
     leaving = rule.leaving()
     return bool(leaving) and bool(set(view.silent) - leaving)
 
 
 def server_reports(view: ShardView, rule: ShardRule) -> list[ServerTold]:
-    """Each server that is known, the primary first."""
+    """Describe each known server, the primary first."""
     primary = view.servers.get(view.primary)
     followers = {one.place: one for one in primary.followers} if primary is not None else {}
     known = {*view.servers, *view.users, *view.out, *followers, view.primary} - {""}

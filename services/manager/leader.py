@@ -1,8 +1,8 @@
 """The leadership of this manager among the others (rule: `services.manager.rules.leader`).
 
 `RedisLeaderRow` is the row that managers share, in the catalog's Redis, with the last report of
-each cluster. Its acts are of the level `local`: a dead replica must not keep a manager from dealing
-with it. A failover may take the last writes back; the rule allows for that.
+each cluster. Its acts have the level `local`, because a dead replica must not keep a manager from
+dealing with it. A failover may take the last writes back; the rule allows for that.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ _LAST_WORDS_S: Final = 1.0
 
 
 class Leader:
-    """Beats while it is started. `began` is set while this manager leads: to wait for."""
+    """This manager's part in the election of a leader; beats while it is started. `began` is an
+    event that is set while this manager leads."""
 
     def __init__(self, row: "RedisLeaderRow", name: str | None = None) -> None:
         self.began = asyncio.Event()
@@ -32,17 +33,17 @@ class Leader:
 
     @property
     def name(self) -> str:
-        """Of this process; another one after each start."""
+        """Name of this process; another one after each start."""
         return self._leading.name
 
     @property
     def leads(self) -> bool:
-        """Whether it may act, now: to be asked before every act."""
+        """Whether it may act at this moment; to be read before every act."""
         return self._leading.leads(now=asyncio.get_running_loop().time())
 
     @property
     def term(self) -> int:
-        """What its acts are fenced by, while it leads."""
+        """Term that fences its acts while it leads."""
         return self._leading.term
 
     @property
@@ -62,7 +63,7 @@ class Leader:
         self._task = asyncio.get_running_loop().create_task(self._beat(), name="manager beats")
 
     async def stop(self) -> None:
-        """Act no more, and have another one lead at once, if the database answers."""
+        """Act no more, and let another manager lead at once, if the database answers."""
         self.began.clear()
         if self._task is not None:
             self._task.cancel()
@@ -76,8 +77,8 @@ class Leader:
             _LOG.info("the other managers find out themselves that this one has gone")
 
     async def _let_go(self) -> None:
-        """The beat that was under way when the task ended may be written, or not: the row is as it
-        is told, not as it was seen last."""
+        """Release the row. The beat that was under way when the task ended may be written, or not,
+        so the row is read and released again until it is not this manager's."""
         loop = asyncio.get_running_loop()
         change = self._leading.release()
         while True:
@@ -89,18 +90,18 @@ class Leader:
                 return
 
     async def report(self, said: Mapping[str, bytes]) -> None:
-        """Have this told of clusters (by name). Nothing happens where it does not lead. Raises
+        """Store reports of clusters, by name. Nothing happens if this manager does not lead. Raises
         Refused, Unknown."""
         if self.leads:
             await self._row.report(LeaderRow(self.name, self.term, 0), said)
 
     async def last_report(self, cluster: str) -> bytes | None:
-        """What was said of a cluster last, perhaps by the leader before. None: nothing. Raises
-        Refused."""
+        """Return the last report of a cluster, perhaps by the previous leader; None if there is
+        none. Raises Refused."""
         return (await self._row.reports()).get(cluster)
 
     async def forget_all_but(self, clusters: Collection[str]) -> None:
-        """Have nothing told of other clusters any more, of which a leader before has told. Raises
+        """Delete the reports of all other clusters, which a previous leader may have left. Raises
         Refused, Unknown."""
         gone = set(await self._row.reports()) - {"", *clusters}
         if gone:
@@ -127,7 +128,7 @@ class Leader:
                 self.began.set()
             else:
                 self.began.clear()
-            # Who has just read the row for the first time need not wait to take it
+            # A manager that has just read the row for the first time need not wait to take it.
             soon = change is None and self._leading.proposal(now=loop.time()) is not None
             if not soon:
                 await asyncio.sleep(max(0.05, asked_at + BEAT_S - loop.time()))
@@ -141,7 +142,7 @@ class Leader:
 LEADER: Final = f"{TAG}:leader"
 """The hash: holder, term, beat."""
 SAID: Final = f"{TAG}:clusters"
-"""The hash cluster → what the leader says of it, JSON."""
+"""The hash cluster → the leader's report, JSON."""
 
 
 class RedisLeaderRow:
@@ -151,22 +152,22 @@ class RedisLeaderRow:
         self._shard = shard
 
     async def ask(self, change: tuple[LeaderRow, LeaderRow] | None) -> LeaderRow:
-        """The row as it is now; with `change`, written before if it is as the first one says.
-        Raises Refused, and Unknown: it may have been written."""
+        """Return the present row. With `change`, first write its second row if the present one is
+        its first. Raises Refused; Unknown when it may have been written."""
         args: list[Arg] = [word for row in change or () for word in row]
         holder, term, beat = await self._shard.act("lead", [LEADER], args, level="local")
         return LeaderRow(bytes(holder or b"").decode(), int(term or 0), int(beat or 0))
 
     async def report(self, lead: LeaderRow, said: Mapping[str, bytes]) -> bool:
-        """Keep what is said of these clusters for `told`, if the leader of this term still has the
-        row. Raises Refused, Unknown."""
+        """Store reports of these clusters, if the leader of this term still has the row. Raises
+        Refused, Unknown."""
         args: list[Arg] = [lead.holder, lead.term]
         for cluster, text in said.items():
             args += [cluster, text]
         return bool(await self._shard.act("lead_say", [LEADER, SAID], args, level="local"))
 
     async def reports(self) -> dict[str, bytes]:
-        """What was said last of each cluster, and `""` → the leader's name. Raises Refused."""
+        """Return the last report of each cluster, and `""` → the leader's name. Raises Refused."""
         holder, flat = await self._shard.look("lead_told", [LEADER, SAID], [])
         said = {flat[at].decode(): bytes(flat[at + 1]) for at in range(0, len(flat), 2)}
         return said | {"": bytes(holder or b"")}

@@ -1,7 +1,7 @@
 """The process of `tocsin manager serve`: one of several, of which one leads and does the duties.
 
 start    find the catalog's database (the first cluster), and take part
-lead     each duty has its steps, until this manager leads no more
+lead     each duty makes its steps, until this manager leads no more
 stop     on SIGTERM or SIGINT: end the step under way, let another one lead at once, exit 0
 at once  with exit code 70 when the database is not the one that it was (R30)
 """
@@ -34,28 +34,29 @@ from storage.redis.shard import Marks, RedisShard, Settings
 from storage.redis.target import Target
 
 AGAIN_S: Final = 1.0
-"""Until what could not be done is tried again."""
+"""Seconds until a failed step is tried again."""
 DONE_S: Final = 3600.0
-"""Until the next step of what has none any more."""
+"""Seconds until the next step of a duty that has nothing more to do."""
 _LOG: Final = logging.getLogger("tocsin.manager")
 
 
 class Duty(Protocol):
-    """Something that the leading manager does, again and again."""
+    """A task that the leading manager does again and again."""
 
     name: str
 
     async def step(self, leader: Leader) -> float:
-        """One step: it asks `leader.leads` before every act, and names `leader.term` with it. In
-        how many seconds the next one is due. Raises TocsinError: it could not be done; it is tried
-        again in AGAIN_S, and said when it is something else than before."""
+        """Do one step, and return in how many seconds the next one is due. It reads `leader.leads`
+        before every act, and names `leader.term` with it. Raises TocsinError when it failed: the
+        step is tried again after AGAIN_S, and the error is logged if it is another one than
+        before."""
 
     async def close(self) -> None:
-        """There are no more steps."""
+        """Clean up after the last step."""
 
 
 class ManagerMetrics:
-    """Of a manager."""
+    """Metrics of a manager."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -63,11 +64,12 @@ class ManagerMetrics:
         self.lag = LoopLag()
 
     def on_step(self, duty: str, *, is_done: bool) -> None:
-        """A step of a duty has ended."""
+        """Count a step of a duty that has ended."""
         self._steps[duty, "done" if is_done else "failed"] += 1
 
     def collect(self, *, leads: bool, term: int, told: Mapping[str, ClusterTold | None]) -> Samples:
-        """What there is now. `told`: of each cluster what this manager said last; None: nothing."""
+        """Return the present samples. `told`: this manager's last report of each cluster, None if
+        it has none."""
         began, samples = time.perf_counter(), Samples()
         of_process(samples, "manager", self._name, self.lag)
         samples.put("tocsin_manager_leads", leads)
@@ -75,7 +77,7 @@ class ManagerMetrics:
         for (duty, outcome), count in sorted(self._steps.items()):
             samples.put("tocsin_manager_steps_total", count, duty, outcome)
         for cluster, one in told.items():
-            if one is None or not leads:  # who leads no more knows how it was
+            if one is None or not leads:  # a former leader knows only how it was
                 continue
             for server in one.servers:
                 samples.put("tocsin_manager_servers", 1, cluster, server.state)
@@ -88,7 +90,7 @@ class ManagerMetrics:
 
 
 class Manager:
-    """A running one. Made by `open`, inside an event loop."""
+    """A running manager, inside an event loop; `open` makes it."""
 
     def __init__(
         self,
@@ -99,7 +101,8 @@ class Manager:
         *,
         away_s: float = AWAY_S,
     ) -> None:
-        """`unseen`: clusters (name, where) whose shards nobody could name yet."""
+        """Take over the duties. `unseen`: clusters (name, where) whose shards no node could name
+        yet."""
         self._shard = shard
         self.leader = Leader(RedisLeaderRow(shard))
         searches = [
@@ -119,11 +122,11 @@ class Manager:
         away_s: float = AWAY_S,
         placing: Placing | None = None,
     ) -> "Manager":
-        """One for these clusters (name, where), the first of which has the catalog's database.
-        `away_s`: after which a replica is taken out; `placing`: how it looks after where partitions
-        are; None: it does not.
+        """Make a manager for these clusters (name, where), the first of which has the catalog's
+        database. `away_s`: seconds after which a silent replica is taken out. `placing`: how it
+        looks after the places of partitions; None if it does not.
 
-        Raises Refused(storage_unavailable): it does not answer, or was never provisioned.
+        Raises Refused(storage_unavailable) when it does not answer, or was never provisioned.
         """
         keepers, unseen = [], []
         for name, target in clusters:
@@ -155,7 +158,7 @@ class Manager:
             self._run(keeper)
 
     async def stop(self) -> None:
-        """End, and let another one lead."""
+        """End, and let another manager lead."""
         self._metrics.lag.stop()
         for task in self._tasks:
             task.cancel()
@@ -166,7 +169,7 @@ class Manager:
         await self._shard.close()
 
     async def _do(self, duty: Duty) -> None:
-        """Its steps, while this manager leads."""
+        """Run a duty's steps while this manager leads."""
         before = ""
         while True:
             await self.leader.began.wait()
@@ -187,17 +190,17 @@ class Manager:
             await asyncio.sleep(pause_s)
 
     async def samples(self) -> Samples:
-        """What a Prometheus is told."""
+        """Return the samples of one scrape."""
         told = {keeper.name: keeper.report for keeper in self._keepers}
         return self._metrics.collect(leads=self.leader.leads, term=self.leader.term, told=told)
 
     async def _say(self) -> None:
-        """Keep what is seen where everybody finds it."""
+        """Store the keepers' reports where every client finds them, again and again."""
         term = 0
         while True:
             await self.leader.began.wait()
             told = [keeper.report for keeper in self._keepers if keeper.report is not None]
-            with contextlib.suppress(TocsinError):  # it is told again
+            with contextlib.suppress(TocsinError):  # the next round reports again
                 await self.leader.report({one.name: msgspec.json.encode(one) for one in told})
                 if self.leader.term != term and not self._unseen:
                     await self.leader.forget_all_but([keeper.name for keeper in self._keepers])
@@ -206,7 +209,7 @@ class Manager:
 
 
 class ClusterSearch:
-    """The duty to find a Cluster of which no node has answered yet: its shards only they can tell.
+    """The duty to find a Cluster of which no node has answered yet; only its nodes know its shards.
     `on_found` is called once, with the name and a keeper for each shard."""
 
     def __init__(
@@ -224,7 +227,7 @@ class ClusterSearch:
         self._is_found = False
 
     async def step(self, leader: Leader) -> float:
-        """Look for the cluster's shards. Raises Refused: none of its nodes answers."""
+        """Look for the cluster's shards. Raises Refused when none of its nodes answers."""
         if not self._is_found:
             keepers = await keepers_of(self.name, self._target, away_s=self._away_s)
             self._is_found = True
@@ -232,11 +235,11 @@ class ClusterSearch:
         return DONE_S
 
     async def close(self) -> None:
-        """See Duty."""
+        """Do nothing, because it holds nothing."""
 
 
 async def keepers_of(name: str, target: Target, *, away_s: float) -> list[ClusterKeeper]:
-    """One for each shard. Raises Refused: which there are nobody says."""
+    """Make a keeper for each shard. Raises Refused when no node can name the shards."""
     return [
         ClusterKeeper(
             name if not number else f"{name}-{number}", target.shown, watched, away_s=away_s
@@ -246,7 +249,8 @@ async def keepers_of(name: str, target: Target, *, away_s: float) -> list[Cluste
 
 
 async def watched_of(target: Target) -> list[WatchedShard]:
-    """What there is to look at: in a Cluster several. Raises Refused: none of its nodes answers."""
+    """Return the shards to look at, several in a Cluster. Raises Refused when none of its nodes
+    answers."""
     parts = await target.parts()
     if target.kind == "cluster":
         return [WatchedShard(part.settings, target.reach, in_cluster=True) for part in parts]
@@ -257,7 +261,7 @@ async def watched_of(target: Target) -> list[WatchedShard]:
 
 
 async def database_of(target: Target) -> RedisShard | ClusterShard:
-    """The catalog's. Raises Refused(storage_unavailable)."""
+    """Open the catalog's shard. Raises Refused(storage_unavailable)."""
     parts = await target.parts()
     incarnation = await incarnation_of(parts[0].settings)
     if target.kind == "cluster":
@@ -266,7 +270,8 @@ async def database_of(target: Target) -> RedisShard | ClusterShard:
 
 
 async def incarnation_of(settings: Settings) -> str:
-    """Of this store. Raises Refused(storage_unavailable): nobody answers, or it has none."""
+    """Return the incarnation of this store. Raises Refused(storage_unavailable) when it does not
+    answer, or has none."""
     link = await settings.open()
     try:
         held = await settings.ask(link, pack("HGET", settings.key, "incarnation"))
@@ -282,7 +287,7 @@ async def incarnation_of(settings: Settings) -> str:
 
 
 class Scraped(NamedTuple):
-    """Where a manager tells its metrics, and to whom; `token` None: to everybody."""
+    """Address of a manager's metrics. `token`: the scraper's token; None if anybody may scrape."""
 
     host: str
     port: int
@@ -295,10 +300,10 @@ async def serve(
     placing: Placing | None = None,
     scraped: Scraped | None = None,
 ) -> None:
-    """The whole life of the process, inside an event loop: until a signal.
+    """Run the whole life of the process, inside an event loop, until a signal.
 
-    A database that does not answer is waited for. Raises Refused: it is not one for this.
-    StartError: the port for metrics cannot be had.
+    Waits for a database that does not answer. Raises Refused when it is not one for this;
+    StartError when the port for metrics cannot be had.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

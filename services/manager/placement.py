@@ -1,14 +1,15 @@
 """A manager's duty about the places of partitions, over the catalog and all storage clusters.
 
-It probes each cluster, keeps the facts in the catalog, by which new queues are placed, frees what
-deleted queues held and nobody has freed, and calls the hook when clusters are too few or too many.
+It probes each cluster and keeps the facts in the catalog, by which new queues are placed. It frees
+what deleted queues held and no gateway has freed. It calls the hook when clusters are too few or
+too many.
 
-Every step can be done twice, or by two managers at once, without harm: facts are what was found,
-and a leader puts right what the one before has written late; dropping what is dropped changes
+Every step can be done twice, or by two managers at once, without harm. Facts are what was found,
+and a leader corrects what the previous one has written late. Dropping something twice changes
 nothing, and a wish is numbered in the catalog before its hook is called.
 
-The clusters are opened when this manager leads for the first time. One that is away is no reason
-not to; without the first one, which has the catalog, there is nothing to do.
+The clusters are opened when this manager leads for the first time. It leads even if one is away;
+without the first one, which has the catalog, it has nothing to do.
 """
 
 import asyncio
@@ -59,46 +60,48 @@ from storage.redis.target import Target
 from storage.sharded import ShardedStorage
 
 STEP_S: Final = 2.0
-"""Between two steps."""
+"""Seconds between two steps."""
 LEFT_S: Final = 30.0
-"""What was deleted is freed by who deleted it; so long a manager waits for that."""
+"""Seconds that a manager leaves deleted queues and groups to the gateway that deleted them, before
+it frees them."""
 HOOK_AGAIN_S: Final = 60.0
-"""Before a hook that has not heard is told again."""
+"""Seconds before a failed hook is called again."""
 _LOG: Final = logging.getLogger("tocsin.manager")
 
 
 class Catalog(Protocol):
-    """What of `metadata.port.Metadata` is needed."""
+    """The part of `metadata.port.Metadata` that is needed."""
 
     def mark(self, name: str) -> str | None:
-        """See Metadata."""
+        """Return the last value of `set_mark`; None if there was none."""
 
     async def set_mark(self, name: str, value: str) -> None:
-        """See Metadata."""
+        """Store a mark with the catalog, durably."""
 
     def list_all_queues(self) -> list[Queue]:
-        """See Metadata."""
+        """Return every tenant's queues."""
 
     def dropped(self) -> list[tuple[str, str | None]]:
-        """See Metadata."""
+        """Return (queue_id, group_id or None) of what was deleted, perhaps not yet in the
+        storage."""
 
     async def forget(self, queue_id: str, group_id: str | None) -> None:
-        """See Metadata."""
+        """Note that the storage has dropped it too."""
 
 
 class Dropping(Protocol):
-    """What of `push.storage_port.Storage` is needed."""
+    """The part of `push.storage_port.Storage` that is needed."""
 
     async def drop_queue(self, queue_id: str) -> None:
-        """Drop a queue, as `Storage.drop_queue` does."""
+        """Drop a queue with everything in it; again does nothing."""
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
-        """Drop a group, as `Storage.drop_group` does."""
+        """Drop a group's cursors; again does nothing."""
 
 
 class OutCluster:
-    """The decisions of the duty. `look` asks all clusters, the first of which has the catalog;
-    `leads`: whether this manager may act, now; `hook`: None: nobody is told."""
+    """The decisions of the duty. `look` probes all clusters, the first of which has the catalog;
+    `leads`: whether this manager may act at this moment; `hook`: None if none is called."""
 
     def __init__(
         self,
@@ -119,16 +122,16 @@ class OutCluster:
         self._hot_share = hot_share
         self._wall = wall
         self._clusters: Clusters | None = None
-        """None: it has not led since another one may have."""
+        """None if another manager may have led since this one's last step."""
         self._scaling = Scaling()
         self._left: dict[tuple[str, str | None], float] = {}
-        """What is deleted and not freed → since when it is seen so."""
+        """Deleted and not freed → time since which it is seen so."""
         self._hook_task: asyncio.Task[None] | None = None
         self._tell_at = float("-inf")
 
     async def step(self, *, now: float) -> None:
-        """One round, while this manager leads; `now` in seconds of the loop's clock. Raises
-        TocsinError behind it: a part of it failed, and is tried with the next one."""
+        """Make one round, while this manager leads; `now` in seconds of the loop's clock. Raises
+        TocsinError at its end when a part of it failed; the next round tries that again."""
         if not self._leads():
             self.begin_anew()
             return
@@ -142,12 +145,12 @@ class OutCluster:
         )
 
     def begin_anew(self) -> None:
-        """Another manager may have led meanwhile: what is known is what the catalog says."""
+        """Read everything anew from the catalog, because another manager may have led meanwhile."""
         self._clusters = None
         self._left.clear()
 
     async def stop(self) -> None:
-        """End; a hook that is being told is killed, and told again by who leads next."""
+        """End. A hook that is running is killed, and called again by the next leader."""
         if self._hook_task is not None:
             self._hook_task.cancel()
             await asyncio.wait([self._hook_task])
@@ -160,7 +163,7 @@ class OutCluster:
             known = [facts for facts in map(read_facts, marks) if facts is not None]
             self._clusters = Clusters(known, hot_share=self._hot_share)
             self._scaling = Scaling(read_wish(self._catalog.mark(SCALING_MARK)))
-            self._tell_at = now + HOOK_S  # who led before may be telling it still
+            self._tell_at = now + HOOK_S  # the previous leader may be calling it still
         found = self._clusters.looked(looks, now=now, wall_unix_ms=int(self._wall() * 1000))
         found += [
             one
@@ -186,7 +189,7 @@ class OutCluster:
                 )
 
     def _is_another_in_the_catalog(self, one: ClusterFacts) -> bool:
-        """A manager that led before may have written what it had found, late."""
+        """Whether the catalog has other facts: a previous leader may have written its own late."""
         held = read_facts(self._catalog.mark(CLUSTER_MARK + one.name))
         return held is None or held.state != one.state
 
@@ -236,7 +239,7 @@ class OutCluster:
                 await self._keep(msgspec.structs.replace(wish, is_told=True))
         except HookFailed as error:
             _LOG.error("the scale hook has not heard: %s", error)
-        except TocsinError as error:  # it is told again, under the same number
+        except TocsinError as error:  # it is called again, under the same number
             _LOG.warning("that the scale hook has heard cannot be kept: %s", error)
 
     def _on_hook_end(self, task: "asyncio.Task[None]") -> None:
@@ -250,7 +253,7 @@ class OutCluster:
         dropped = self._catalog.dropped()
         self._left = {one: self._left.get(one, now) for one in dropped}
         due = [one for one in dropped if now - self._left[one] >= LEFT_S]
-        self._left |= dict.fromkeys(due, now)  # until it is tried again
+        self._left |= dict.fromkeys(due, now)  # the time of the next attempt counts from now
         await _all_of([partial(self._drop, *one) for one in due])
 
     async def _drop(self, queue_id: str, group_id: str | None) -> None:
@@ -265,8 +268,8 @@ class OutCluster:
 
 
 async def _all_of(acts: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """One behind the other. Raises the first TocsinError behind the last of them: what one of them
-    needs may be away for days."""
+    """Run all acts, one after another, also when one fails: what that one needs may be away for
+    days. Then raises the first TocsinError."""
     failed: TocsinError | None = None
     for act in acts:
         try:
@@ -279,20 +282,21 @@ async def _all_of(acts: Sequence[Callable[[], Awaitable[None]]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """How it is done. `targets`: the clusters, the first of which has the catalog, as a user who
-    may read and write there; `hook`: None: nobody is told when they are too few or too many;
-    `hot_share`: of its memory, from which on a cluster is given no new partition."""
+    """Settings of the care for partitions. `targets`: the clusters, the first of which has the
+    catalog, as a user who may read and write there. `hook`: called when they are too few or too
+    many; None for no hook. `hot_share`: used share of memory from which on a cluster gets no new
+    partition."""
 
     targets: Sequence[Target]
     hook: ScaleHook | None = None
     hot_share: float = HOT_SHARE
     nodes: Callable[[], NodeClient] | None = None
-    """Of the metadata service, where gateways have the catalog from one: it may stand over another
-    database than the first cluster. None: the catalog is there."""
+    """Client of the metadata service, if gateways have the catalog from one; it may work over
+    another database than the first cluster. None if the catalog is there."""
 
 
 class PlacingDuty:
-    """A `services.manager.manager.Duty`, over the catalog and all storage clusters."""
+    """A `services.manager.manager.Duty` over the catalog and all storage clusters."""
 
     name = "storage clusters"
 
@@ -305,8 +309,8 @@ class PlacingDuty:
         self._term = 0
 
     async def step(self, leader: Leader) -> float:
-        """Look, and act on it. Raises TocsinError: something keeps it from the catalog, or from a
-        part of what is to be done."""
+        """Look, and act on it. Raises TocsinError when the catalog, or a part of what is due,
+        cannot be reached."""
         if self._out is None:
             self._out = await self._open(leader)
         if leader.term != self._term:
@@ -356,7 +360,7 @@ class PlacingDuty:
             raise
 
     async def _look(self, metadata: CatalogService) -> list[ClusterProbe]:
-        """One that was emptied, or exchanged, is as good as away."""
+        """Probe all clusters; one that was emptied, or exchanged, counts as away."""
         names = [INCARNATION_OF + target.cluster for target in self._targets]
         meant = map(metadata.mark, (STORAGE_INCARNATION, *names[1:]))
         uses = await asyncio.gather(*map(use_of, self._targets, meant))

@@ -1,7 +1,7 @@
 """The metadata service over HTTP: the routes of a node, and its metrics.
 
-Answers are JSON, errors problem documents. Everybody but supervisors shows the service's token:
-who has it may do to the catalog whatever a gateway may.
+Answers are JSON, errors problem documents. Every client except supervisors shows the service's
+token, which allows everything with the catalog that a gateway may do.
 """
 
 import time
@@ -35,7 +35,7 @@ from runtime.problems import Problems
 
 
 class NodeMetrics:
-    """Of a node of the metadata service. `lag`: to be started by who has the loop."""
+    """Metrics of a node of the metadata service. The owner of the loop starts `lag`."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -43,7 +43,7 @@ class NodeMetrics:
         self.lag = LoopLag()
 
     def counting(self, app: ASGIApp) -> ASGIApp:
-        """The application, whose answers are counted."""
+        """Wrap the application so that its answers are counted."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             async def sending(message: Message) -> None:
@@ -56,7 +56,7 @@ class NodeMetrics:
         return counted
 
     async def collect(self) -> Samples:
-        """What there is now."""
+        """Return the present samples."""
         began, samples, node = time.perf_counter(), Samples(), self._node
         of_process(samples, "metadata", "", self.lag)
         samples.put("tocsin_ready", not node.not_ready())
@@ -70,7 +70,7 @@ class NodeMetrics:
 
 PUBLIC: Final = frozenset({"/healthz", "/readyz"})
 CHANGE_BYTES_MAX: Final = 16 * 1_048_576
-"""Of a request: ten thousand data keys that are wrapped anew are written at once."""
+"""Bound of a request; ten thousand newly wrapped data keys are written at once."""
 _READ: Final = msgspec.json.Decoder(ReadRequest)
 _CHANGE: Final = msgspec.json.Decoder(ChangeRequest)
 _MEMBERSHIP: Final = msgspec.json.Decoder(MembershipRequest)
@@ -86,8 +86,8 @@ def application(
     metrics: NodeMetrics | None = None,
     metrics_token: str | None = None,
 ) -> ASGIApp:
-    """The ASGI application of a node; `token` None: everybody may ask. `metrics_token`: what lets
-    one scrape its metrics, and nothing else."""
+    """Make the ASGI application of a node. `token`: None if every client may use it.
+    `metrics_token`: a token that allows scraping its metrics, and nothing else."""
     metrics = metrics or NodeMetrics(node)
     routes = [*_status_routes(node), scrape(metrics.collect), *_routes(node, shards)]
     router = Router(routes, redirect_slashes=False)

@@ -1,9 +1,9 @@
 """The process of `tocsin metadata serve`: one node of the metadata service.
 
-start    bind, open the database, read the catalog, accept, then say that it is there
-stop     on SIGTERM or SIGINT: say that it goes, go on answering for LEAVE_S, then close, exit 0
-at once  on the second signal; and with exit code 70 when the catalog is not the one any more that
-         was read, or the outcome of a commit is not known: starting anew is the only safe way on
+start    bind, open the database, read the catalog, accept, then announce the node
+stop     on SIGTERM or SIGINT: announce the end, go on answering for LEAVE_S, then close, exit 0
+at once  on the second signal; and with exit code 70 when the catalog is no longer the one that
+         was read, or the outcome of a commit is unknown: starting anew is the only safe way on
 """
 
 import asyncio
@@ -44,30 +44,30 @@ from storage.redis import target as redis_target
 from storage.sqlite.open import lock_store
 
 LOCK: Final = "metadata"
-"""A data folder is one node's: `metadata.lock` in it says whose."""
+"""Name of the lock. A data folder is one node's, and `metadata.lock` in it names the process."""
 LEAVE_S: Final = 1.5
-"""From the signal to the end: balancers and gateways look this often where else they may go."""
+"""Seconds from the signal to the end; balancers and gateways look this often for other nodes."""
 FINISH_S: Final = 1.0
 logger = logging.getLogger("tocsin.metadata")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Of one node. `config` has what is the same as of a gateway: the data folder, the storage that
-    is its database, TLS, the service's token."""
+    """Settings of one node. `config` has those that a gateway has, too: the data folder, the
+    storage that is its database, TLS, the service's token."""
 
     config: Config
     host: str
     port: int
     layout: Layout
     advertise: str | None = None
-    """Where others find it. None: by the host's name."""
+    """URL at which others reach it; None for the host's name."""
     metrics_token: str | None = None
-    """What lets one scrape its metrics, and nothing else."""
+    """Token that allows scraping its metrics, and nothing else."""
 
 
 class NodeServer:
-    """A node with its port, inside a running event loop. Made by `open`."""
+    """A node with its port, inside a running event loop; `open` makes it."""
 
     def __init__(
         self, node: Node, listener: Listener, rest: AsyncExitStack, tls: Tls | None
@@ -79,7 +79,8 @@ class NodeServer:
 
     @classmethod
     async def open(cls, settings: NodeSettings, *, on_fatal: Callable[[str], None]) -> "NodeServer":
-        """Accepting when this returns. Raises StartError: with a sentence that says what to do."""
+        """Open a node, which accepts when this returns. Raises StartError with a sentence that says
+        what to do."""
         config = settings.config
         tls = Tls.of(config.tls_cert, config.tls_key, config.tls_client_ca)
         bound = bind(settings.host, settings.port)
@@ -116,7 +117,7 @@ class NodeServer:
             return cls(node, listener, opened.pop_all(), tls)
 
     async def stop(self) -> None:
-        """Send everybody to other nodes, then close."""
+        """Send all clients to other nodes, then close."""
         self.node.is_leaving = True
         await asyncio.sleep(LEAVE_S)
         if self._watch_task is not None:
@@ -136,14 +137,14 @@ def _url(settings: NodeSettings, bound: socket, *, is_tls: bool) -> str:
 async def open_database(
     config: Config, opened: AsyncExitStack, on_fatal: Callable[[str], None]
 ) -> NodeDatabase:
-    """What the settings name; `opened` closes it. Raises TocsinError, OSError."""
+    """Open the database that the settings name; `opened` closes it. Raises TocsinError, OSError."""
     data_dir = config.data_dir
     await asyncio.to_thread(data_dir.mkdir, 0o700, parents=True, exist_ok=True)
     if config.storage == SQLITE:
         file = await SqliteDatabase.open(data_dir / FILE, on_fatal=on_fatal)
         opened.push_async_callback(file.close)
         return file
-    target = redis_target.parse_all(config.storage)[0]  # which the catalog is with
+    target = redis_target.parse_all(config.storage)[0]  # the catalog is with the first one
     lock = await asyncio.to_thread(lock_store, data_dir / LOCK)
     opened.callback(os.close, lock)
     found = await examine_all(target)
@@ -160,8 +161,8 @@ async def open_database(
 
 
 def run(settings: NodeSettings, *, announce: Callable[[NodeServer], None]) -> int:
-    """The whole life of the process: serve until a signal; returns the exit code. `announce` is
-    called when the node accepts. Raises StartError: with a sentence that says what to do."""
+    """Run the whole life of the process until a signal; return the exit code. `announce` is called
+    when the node accepts. Raises StartError with a sentence that says what to do."""
     raise_files_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, announce))
@@ -187,5 +188,5 @@ async def _serve(settings: NodeSettings, announce: Callable[[NodeServer], None])
 
 
 def data_dir_of_node(data_dir: Path) -> Path:
-    """Where a node keeps its files, beside a gateway's of the same machine."""
+    """Return the folder of a node's files, inside the data folder of its machine's gateway."""
     return data_dir / LOCK

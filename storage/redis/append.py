@@ -106,6 +106,7 @@ def _outcome(raw: bytes) -> Stored | NotStored:
     return NotStored(raw.decode())
 
 
+# enforces: P2
 def collect_replies(results: Sequence[AppendReply | BaseException]) -> list[AppendReply]:
     """The places of all records of a call.
 

@@ -71,6 +71,7 @@ class RedisCursors:
         while len(self._cache) > CACHED_MAX:
             self._cache.popitem(last=False)
 
+    # enforces: R15
     async def own(
         self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int
     ) -> Owned:
@@ -161,6 +162,7 @@ class RedisCursors:
             for write in mine:
                 check_write(write, cached.certified)
 
+    # enforces: P7
     async def _write(self, write: CursorWrite) -> Written:
         for _ in range(_TRIES_MAX):
             cached = self._cache.get(write.place)

@@ -178,6 +178,7 @@ class ReplicatedPipeline:
         elif is_broken:
             self._refuse_queue(lambda act: bool(act.order))
 
+    # enforces: P1, R28
     def _confirm(self, link: Connection, ending: Sequence[Any]) -> str:
         """Why the group is not confirmed; `ending`: the replies behind those of its acts."""
         if self.level == "local":
@@ -205,6 +206,7 @@ class ReplicatedPipeline:
         self._on_confirmed(self.level, touches, replicas)
         return ""
 
+    # enforces: R7
     def _refuse_queue(self, which: Callable[[PipelinedCall], bool] = lambda act: True) -> None:
         """What was asked behind a group that may not have happened was meant to come behind it
         (R7): it is refused, and asked again by who has heard of that."""

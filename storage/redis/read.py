@@ -221,6 +221,7 @@ class TailPoller:
         finally:
             del self._polls[queue_id]
 
+    # enforces: R10
     async def _poll_ends(self, queue_id: str) -> None:
         numbers = sorted(self._queues.get(queue_id, ()))
         if not numbers:
@@ -243,6 +244,7 @@ class TailPoller:
             if certified:
                 self._tell(partition, certified)
 
+    # enforces: R10
     async def _certify(self, partition: Partition, end: int, level: Durability) -> int:
         """The certified end, once the copies of everything below `end` were counted. Raises
         TocsinError."""

@@ -73,6 +73,7 @@ def shortfall_of(replication: Mapping[str, str], replicas: int, out: Collection[
     return doubt_of(replication, replicas, out) or (few if online < replicas else "")
 
 
+# enforces: R28
 def doubt_of(replication: Mapping[str, str], replicas: int, out: Collection[str] = ()) -> str:
     """A sentence why WAIT's number must not be believed, "" where nothing speaks against it.
 
@@ -186,6 +187,7 @@ class NotOurs(Refused):
         super().__init__("storage_unavailable", detail)
 
 
+# enforces: P13, R30
 def check_marks(
     held: Sequence[bytes | None], marks: Marks, where: str
 ) -> tuple[int, frozenset[str]]:
@@ -250,6 +252,7 @@ class MemoryReserve:
         self._share = share
         self.is_open = True
 
+    # enforces: R29
     def update(self, memory: MemoryUse) -> bool:
         """Whether there is, by what the server says now."""
         needed = self._share if self.is_open else self._share * limits.MEMORY_RESERVE_REOPENS

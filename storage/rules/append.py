@@ -68,6 +68,7 @@ class ProducerLine:
         self.row_id = row_id
         """The storage's own number for this line; 0: it has none yet."""
 
+    # enforces: R6
     def wake(self, bucket: int) -> None:
         """Use the line at this time, after whatever expired meanwhile."""
         age = bucket - self.bucket
@@ -92,6 +93,7 @@ class ProducerLine:
                 del self.sequences[:gone], self.offsets[:gone]
             self.top = max(self.top, resolved - 1)
 
+    # enforces: P4, R6
     def judge(self, sequence: int, resolved: int) -> Stored | NotStored | None:
         """The answer to a message that is known or refused; None: it is new, and may be stored."""
         self.resolve(resolved)
@@ -133,6 +135,7 @@ class ProducerLine:
         self.top = sequences[-1]
 
 
+# enforces: R8
 def id_bucket(wall_unix_ms: int, window_s: float) -> int:
     """The time (unix ms) until which ids stored now are remembered: at least `window_s`, at most
     one bucket longer. Ids with the same value are forgotten together."""
@@ -150,6 +153,7 @@ class QueueTotal:
     bytes: int = 0
 
 
+# enforces: R2
 @dataclass(slots=True)
 class PartitionLog:
     """A partition's own row: everything about it but its records."""
@@ -205,6 +209,7 @@ class PartitionLog:
         self.remove(self.messages, self.bytes)
         self.start = self.next_offset
 
+    # enforces: R27
     def refusal(self, append: Append, count: int, size: int) -> str | None:
         """The code for which `count` more messages of `size` bytes in all are refused; None: they
         are not. Each of several may fit by itself nevertheless. A message that never fits has
@@ -266,6 +271,7 @@ def nowhere(count: int) -> Appended:
     return Appended(0, 0, 0, 0, outcomes, tuple(range(count)))
 
 
+# enforces: R9
 def append_record(
     log: PartitionLog,
     append: Append,
@@ -343,6 +349,7 @@ def _append_whole(log: PartitionLog, header: Header, size: int, runs: list[_Run]
     return Effect(appended, size, {run.producer: run.line for run in runs})
 
 
+# enforces: P4, R5
 def _append_singly(
     log: PartitionLog,
     append: Append,
@@ -443,6 +450,7 @@ KNOWN_MAX: Final = 10_000
 make something that was dropped, and end with it: the latest are enough, in memory alone."""
 
 
+# enforces: R1
 class Dropped:
     """Ids of the queues and groups that this process dropped last."""
 

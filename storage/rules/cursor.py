@@ -106,6 +106,7 @@ class GroupCursor:
         """Forget which messages were settled by no ack."""
         self.ended = RangeSet()
 
+    # enforces: R14, R15, R22
     def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> int | None:
         """Raise the epoch for a new owner (R15). Returns the epoch before, if that was this
         owner's too (R22). Asked again with the token that owns it, whose answer was lost: the same
@@ -166,6 +167,7 @@ class GroupCursor:
         reasons = self._reason_bytes // _ENTRY_BYTES
         return 4 + len(self.passed) + beside + len(self.dead) + reasons
 
+    # enforces: P7, R15, R29
     def apply(self, write: CursorWrite, find_aside: FindAside) -> Change:
         """Apply a write that `check_write` let pass; the same write again changes nothing (R29).
 
@@ -236,6 +238,7 @@ class GroupCursor:
             self.pop_retry(offset)  # ranges may overlap
         change.retries_gone += gone
 
+    # enforces: R16
     def _retry(self, retries: tuple[Retry, ...], find_aside: FindAside, change: Change) -> None:
         refused: list[int] = []
         for retry in retries:
@@ -258,6 +261,7 @@ class GroupCursor:
             return True
         return not any(True for _ in find_aside(offset, offset))
 
+    # enforces: R18
     def _set_aside(self, sides: tuple[Side, ...], change: Change) -> None:
         """Put offsets aside; those that are passed already stay so."""
         for side in sides:
@@ -274,6 +278,7 @@ class GroupCursor:
         self.passed.add_all(new)
         change.passed += new
 
+    # enforces: P5
     def _die(self, dead: tuple[Dead, ...], find_aside: FindAside, change: Change) -> None:
         """Mark offsets as dead. Settled ones are refused; those in a side line leave it."""
         refused: list[int] = []
@@ -305,6 +310,7 @@ class GroupCursor:
             change.written = replace(change.written, refused=all_refused)
 
 
+# enforces: R10
 def check_write(write: CursorWrite, certified: int) -> None:
     """A write may only name offsets below the certified end (R10).
 
@@ -334,6 +340,7 @@ def check_write(write: CursorWrite, certified: int) -> None:
             raise Refused("invalid_request", f"{retry} has a number out of range")
 
 
+# enforces: R11
 def start_floor(start: Start, log: PartitionLog) -> int:
     """The floor of a cursor that starts there; an offset is moved into what is retained."""
     if start == "earliest":
@@ -343,6 +350,7 @@ def start_floor(start: Start, log: PartitionLog) -> int:
     return min(max(start, log.start), log.next_offset)
 
 
+# enforces: P1, R12
 def settled_by_all(cursors: Iterable[GroupCursor], end: int) -> RangeSet:
     """The offsets below `end` that every group has passed; all of them where there is no group."""
     settled = RangeSet([(0, end - 1)] if end else [])

@@ -253,6 +253,7 @@ def _slices(
         (after,) = connection.execute(f"SELECT max(id) FROM ({ids})", (after,)).fetchone()
 
 
+# enforces: R2, R30
 def _raise_generations(connection: sqlite3.Connection, raised_by: int) -> int:
     damaged = 0
     for rows in _slices(connection, "partition", codec.PARTITION_COLUMNS):

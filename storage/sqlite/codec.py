@@ -102,6 +102,7 @@ def pack_record(
     return (row_id, *fields, checksum, skips, header, sealed)
 
 
+# enforces: P13, R30
 def unpack_record(row: Found, partition: Partition, sealer: Sealer) -> Record:
     """The record of a row of RECORD_COLUMNS, opened.
 
@@ -175,6 +176,7 @@ PARTITION_CHANGES: Final = (
 PARTITION_COLUMNS: Final = f"{PARTITION_CHANGES}, queue_id, number"
 
 
+# enforces: R2
 def pack_partition(log: PartitionLog) -> Row:
     """The row of PARTITION_CHANGES."""
     row = (

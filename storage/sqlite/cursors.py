@@ -368,6 +368,7 @@ class CursorWriteState:
         self.drop(place)
         self._insert(place, partition_row, stored.cursor.fresh(floor))
 
+    # enforces: R15
     def own(self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int) -> Owned:
         """Raise the epoch for a new owner (R14, R15)."""
         stored = self.find(place)
@@ -380,6 +381,7 @@ class CursorWriteState:
         self._changed[stored.row_id] = stored
         return Owned(cursor.epoch, cursor.snapshot(), log.next_offset, log.generation, previous)
 
+    # enforces: P7
     def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
         """Apply fenced changes; when one names what is not certified, none."""
         found = [self.find(write.place) for write in writes]

@@ -142,6 +142,7 @@ def _make_folder(folder: Path) -> None:
         sync_folder(folder.parent)  # SQLite syncs only the folder of its own files
 
 
+# enforces: R31
 def _sync_wal(path: Path) -> None:
     """What a start finds in the WAL may be in memory alone: who wrote it was killed before the
     fsync (R31). [A publish that is sent again is answered of that row, without a write; then the
@@ -242,6 +243,7 @@ def check_pragmas(writer: sqlite3.Connection, synchronous: str) -> None:
         )
 
 
+# enforces: P13
 def _check_structure(writer: sqlite3.Connection, path: Path) -> bool:
     """Whether the last stop was clean; after an unclean one the structure is checked."""
     if not writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
@@ -256,6 +258,7 @@ def _check_structure(writer: sqlite3.Connection, path: Path) -> bool:
     return False
 
 
+# enforces: R4
 def _migrate(writer: sqlite3.Connection, steps: Sequence[str]) -> None:
     """Bring the schema up to the last step, each step in one transaction."""
     (tables,) = writer.execute("SELECT count(*) FROM sqlite_master").fetchone()

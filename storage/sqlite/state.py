@@ -57,6 +57,7 @@ class FreeSpace:
         self._checked = time.monotonic()
         self.free_bytes = self._look()
 
+    # enforces: R31
     def is_enough(self) -> bool:
         """Whether there is more than the reserve, so that new messages may be stored."""
         now = time.monotonic()
@@ -100,6 +101,7 @@ class IdState:
                     buckets.add(until)
         return buckets
 
+    # enforces: R8
     def find(self, partition_row: int, digests: list[bytes], wall_unix_ms: int) -> dict[bytes, int]:
         """The offsets of those of these ids that are remembered."""
         found: dict[bytes, int] = {}
@@ -337,6 +339,7 @@ class WriteState:
         self._dropped.add(queue_id)
         self.has_garbage = True
 
+    # enforces: R27
     def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         """Seal it here; sealed already: where it was."""
         log = self.get(partition)
@@ -347,6 +350,7 @@ class WriteState:
 
     # --- Appending -----------------------------------------------------------------------------
 
+    # enforces: R29
     def append(self, appends: Sequence[Append]) -> list[Appended]:
         """Append records (R5-R9); nothing is changed when it raises."""
         headers = [open_header(append) for append in appends]

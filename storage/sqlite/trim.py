@@ -123,6 +123,7 @@ class Trimmer:
 
     # --- Settled records -----------------------------------------------------------------------
 
+    # enforces: R31
     def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> tuple[int, bool]:
         """Delete one slice; returns (bytes freed, whether there may be more to look at)."""
         state = self._state
@@ -215,6 +216,7 @@ class Trimmer:
                 return False
         return True
 
+    # enforces: R6
     def _sweep_lines(self) -> None:
         """Once per bucket of time, reduce the lines of idle producers to their watermark, and
         delete those of forgotten ones (R6). Lines in memory age when they are used."""
@@ -282,6 +284,7 @@ class _Slice:
                     return True
         return False
 
+    # enforces: R12
     def _examine(self, first: int, last: int, settled: RangeSet) -> bool:
         """Look at the records of a settled range, within the slice's bounds. False: from here on,
         retention has not passed."""

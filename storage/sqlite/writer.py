@@ -414,6 +414,7 @@ class StoreWriter:
             size += task.size
         return batch
 
+    # enforces: P1, R31
     def _commit(self, batch: list[WriteTask], *, sweep: bool) -> None:
         state = self._state
         answers: list[Answer] = []
@@ -451,6 +452,7 @@ class StoreWriter:
         if is_written:
             self._checkpointer.on_commit(sum(task.size for task in batch))
 
+    # enforces: R31
     def _truncate_wal(self) -> None:
         """Readers that never pause keep the WAL from starting anew: when it has grown too long,
         they wait until it has been copied into the file and cut (R31)."""

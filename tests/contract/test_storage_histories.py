@@ -1,4 +1,5 @@
-"""Histories of acts over every storage and the naive model: all agree (P2-P5, P7, R5-R16)."""
+"""Histories of acts over every storage and the naive model: all agree (P2, P3,
+P4, P5, P7, R5-R16)."""
 
 import asyncio
 import itertools

@@ -318,7 +318,7 @@ async def test_deduplication_survives_a_restart(durable_house: House) -> None:
 
 
 async def test_publishing_stops_at_the_reserve_while_acks_go_on(house: House) -> None:
-    """R31: Below the free-space reserve publishes are refused. Acks and reads are not."""
+    """R29, R31: Below the free-space reserve publishes are refused. Acks and reads are not."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)

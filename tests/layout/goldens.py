@@ -16,6 +16,7 @@ import difflib
 import hashlib
 import inspect
 import json
+import logging
 import os
 import re
 import runpy
@@ -230,6 +231,7 @@ class _Reached(BaseException):
 def _program(module: str) -> Any:
     """Return the command line of a module that users run."""
     reached: list[Any] = []
+    logger = logging.getLogger("tocsin")
 
     def stop(top: Any, *_: Any, **__: Any) -> None:
         reached.append(top)
@@ -240,6 +242,7 @@ def _program(module: str) -> Any:
         stack.enter_context(mock.patch.object(click.Command, "__call__", stop))
         stack.enter_context(mock.patch.object(argparse.ArgumentParser, "parse_args", stop))
         stack.enter_context(mock.patch.object(sys, "argv", [module]))
+        stack.callback(logger.setLevel, logger.level)  # programs quieten it
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", RuntimeWarning)  # from runpy: it was imported before
         stack.enter_context(contextlib.suppress(_Reached))

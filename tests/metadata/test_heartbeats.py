@@ -40,7 +40,7 @@ def test_a_number_that_goes_back_is_one_that_moves() -> None:
 
 
 def test_who_was_frozen_takes_nobody_for_gone() -> None:
-    """Minutes pass for it between two looks; at the second one the others have moved."""
+    """R3, R14: minutes pass for it between two looks; at the second one the others have moved."""
     seen = Heartbeats()
     seen.saw({"me": 1, "x": 1}, now=0)
     assert not seen.is_alone(now=GONE_S - 0.1)

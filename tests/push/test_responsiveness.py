@@ -1,4 +1,4 @@
-"""Responsiveness of a consumer, against the rule as docs/protocol.md words it."""
+"""Responsiveness of a consumer, against the rule as docs/protocol.md words it (R14)."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,5 @@
-"""What is in transit to a client: leases that do not run, and a window. In literal time, and as a
-line that carries so many bytes a second and answers each mark that has passed it."""
+"""What is in transit to a client: leases that do not run (P6, R20), and a window. In literal time,
+and as a line that carries so many bytes a second and answers each mark that has passed it."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -23,7 +23,7 @@ def transit() -> Transit:
 
 
 def test_the_lease_of_what_is_in_transit_does_not_run() -> None:
-    """A message of 1 MB at 20 kB/s, 50 s on its way, with a lease of 30."""
+    """R20: a message of 1 MB at 20 kB/s, 50 s on its way, with a lease of 30."""
     line = transit()
     mark = line.mark(MB, now=100, taken_bytes=0)
     for moment, taken in [(130, 600_000), (135, 700_000), (140, 800_000), (145, 900_000)]:
@@ -41,6 +41,7 @@ def test_what_arrives_soon_counts_from_when_it_was_given() -> None:
 
 
 def test_what_stands_still_counts_from_when_it_was_given() -> None:
+    """P6."""
     line = transit()
     line.mark(MB, now=100, taken_bytes=0)
     line.look(400_000, now=110)

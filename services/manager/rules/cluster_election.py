@@ -1,22 +1,22 @@
-"""Who of a Cluster's shard could be elected, and how that changes (R28). Pure.
+"""Which replicas of a Cluster's shard could be elected, and how that changes (R28). Pure.
 
-In a Cluster nobody is elected whom the other nodes do not know: they do not hear it when it asks
+In a Cluster no replica is elected that the other nodes do not know, because they ignore its request
 for votes. So what Sentinels forget elsewhere (`services.manager.rules.election`), the nodes forget
-here, all of them at once, because one that still knows it tells the others after a minute; and a
-replica that is away is taken out in this order:
+here. All of them do so at once, because a node that still knows it tells the others after a minute.
+A replica that is away is taken out in this order:
 
     1. every node of the Cluster that is left forgets it
     2. R is lowered, and the shard says that it is `out`, in one act on every copy
 
-It goes on following its primary when it is back, by itself, and is then
+When it is back, it goes on following its primary by itself, and is then
 
     1. counted at once: R is raised, and publishing at `all` waits until it has everything
-    2. known again, when it has all that was written before it was counted, those of its shard that
-       could be elected have heard that it is counted, and it has forgotten whom the others have
-       forgotten: it may be elected
+    2. known again, once it has all that was written before it was counted, those of its shard that
+       could be elected know that it is counted, and it has forgotten what others have forgotten:
+       it may be elected
 
-How long a replica was cut off (cluster-replica-validity-factor) is not what this goes by: one that
-was frozen, machine and all, does not know how long that was, and would be elected.
+The rule does not use how long a replica was cut off (cluster-replica-validity-factor). A replica
+that was frozen, machine and all, does not know how long that was, and would be elected.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ from push.replicas import Forget, Meet, RecordReplicas, ReplicaAct, ShardServer
 from services.manager.rules.election import ShardRule, Step, attached_to, with_more
 
 
+# enforces: R28
 class ClusterElectable(ShardRule):
     """The rule of a shard of a Cluster."""
 
@@ -32,17 +33,17 @@ class ClusterElectable(ShardRule):
         return self._count_in, self._take_out, self._bar, self._meet
 
     def did(self, act: ReplicaAct) -> None:
-        """Do nothing: no act has to be remembered."""
+        """Note a replica that has everything; no other act has to be remembered."""
         if isinstance(act, Meet):
             self.absences.stays(act.place)
 
     def leaving(self) -> set[str]:
-        """Those that were away for too long and are still counted. Who is attached, in whatever
-        state, cannot be put out here: it would be counted again with the next look."""
+        """Return the replicas that were away for too long and are still counted. An attached one,
+        in any state, cannot be put out here, because the next look would count it again."""
         return (self.members() & self.absences.away()) - attached_to(self._view)
 
     def _count_in(self, primary: ShardServer) -> list[ReplicaAct]:
-        """Whoever is attached is counted."""
+        """Count every attached replica."""
         view = self._view
         attached = attached_to(view)
         back = attached & view.out
@@ -80,8 +81,8 @@ class ClusterElectable(ShardRule):
         ]
 
     def _bar(self, primary: ShardServer) -> list[ReplicaAct]:
-        """Nobody knows who is out: one that was away, too, and is back may know it still, and would
-        tell the others."""
+        """Make nodes forget each replica that is out. A node that was away, too, and is back may
+        know it still, and would tell the others."""
         view = self._view
         out = {view.users[place]: place for place in view.out if place in view.users}
         return [
@@ -92,8 +93,8 @@ class ClusterElectable(ShardRule):
         ]
 
     def _meet(self, primary: ShardServer) -> list[ReplicaAct]:
-        """Those that are counted, whole, and not known to their primary are known again. The other
-        nodes hear of it from that one, a minute after they were told to forget it."""
+        """Make replicas known again that are counted, whole, and not known to their primary. The
+        other nodes learn of it from the primary, a minute after they have forgotten it."""
         view = self._view
         online = {one.place for one in primary.followers if one.is_online}
         acts: list[ReplicaAct] = []
@@ -120,14 +121,14 @@ class ClusterElectable(ShardRule):
         return acts
 
     def _could_be(self) -> set[str]:
-        """Who of those that are counted is known to the primary."""
+        """Return the counted replicas that the primary knows."""
         known = self._view.knows.get(self._view.primary, frozenset())
         return {place for place in self.members() if self._view.users.get(place) in known}
 
     def _stale(self, place: str) -> list[ReplicaAct]:
-        """What this one is to forget before it is known again: whom its primary does not know, for
-        they were forgotten, perhaps of another shard, while nobody could tell this one. It would
-        tell the others of them."""
+        """Make a replica forget nodes that its primary does not know, before it is known again
+        itself. These were forgotten, perhaps in another shard, while this replica was out of reach.
+        It would tell the others of them."""
         knows, own = self._view.knows, self._view.users.get(place)
         known = knows.get(place, frozenset()) - knows.get(self._view.primary, frozenset())
         return [Forget(place, node_id) for node_id in sorted(known - {own})]

@@ -1,37 +1,37 @@
-"""Who of a shard's servers could be elected, and how that changes (R28). Pure.
+"""Which servers of a shard could be elected, and how that changes (R28). Pure.
 
-Sentinels have any replica elected that they know, however old its data is. So what is acknowledged
-is on each of them; and one that is away is taken out, in this order, or it could be elected without
-what was acknowledged meanwhile:
+Sentinels have any replica elected that they know, however old its data is. So everything
+acknowledged is on each of them. A replica that is away is taken out in this order, or it could be
+elected without what was acknowledged meanwhile:
 
-    1. every server that is left locks its user out, durably: it follows nobody any more
-    2. each Sentinel forgets it, one after the other: it is not told of it again, because of 1.
-    3. R is lowered, and the shard says who is not counted (`out`), in one act on every copy
+    1. every server that is left locks its user out, durably: it cannot follow any of them any more
+    2. each Sentinel forgets it, one after the other; because of 1. no server names it again
+    3. R is lowered, and the shard says which are not counted (`out`), in one act on every copy
 
-One that has come back is let in again, in this order, or it could be elected before it has
+A replica that has come back is let in again in this order, or it could be elected before it has
 everything:
 
-    1. its priority is 0, durably: no Sentinel has it elected
-    2. it follows a *replica*: the primary neither counts it nor waits for it meanwhile. (Where the
-       primary is all that is left, it follows that.)
+    1. its priority is 0, durably, so that no Sentinel has it elected
+    2. it follows a *replica*, so that the primary neither counts it nor waits for it meanwhile.
+       (Where the primary is all that is left, it follows that.)
     3. it has everything, on its disk: R is raised and it is not `out` any more, in one act. From
        now on nothing is acknowledged without it
-    4. it follows the primary, and has all that was written before it was counted, and everybody
-       else who could be elected has heard that it is counted: priority again
+    4. it follows the primary, has all that was written before it was counted, and all others that
+       could be elected know that it is counted: priority again
 
-Every look decides anew from what is seen; nothing that matters is in a manager's memory alone. What
-a manager has said durably counts only if it has said so itself since that server was started. Who
-is `out` and is attached to the primary all the same puts every group of acts in doubt
-(`storage.redis.replication`), so that nothing is acknowledged on the strength of it.
+Every look decides anew from what is seen; nothing that matters is in a manager's memory alone.
+Durable settings of a manager count only if this one has made them itself since that server was
+started. A replica that is `out` and attached to the primary all the same puts every group of acts
+in doubt (`storage.redis.replication`), so nothing is acknowledged on the strength of it.
 
-What both rules about who of a shard could be elected have in common (R28). Pure.
+`ShardRule` is the part that the rules for Sentinels and for a Cluster share (R28). Pure.
 
-Every look decides anew from what is seen: steps are asked in their order, and what the first one
-that has anything to do says is done before the next look.
+Its steps are asked in their order. The acts of the first step that has any are done before the next
+look.
 
-Which replicas are away, since when, and which were let in again in vain. Pure.
+`Absences` knows which replicas are away, since when, and which were let in again in vain. Pure.
 
-What is counted and said of a look at a shard, with Sentinels or in a Cluster. Pure.
+`with_more`, `attached_to` and `named` count and describe what a look at a shard has found. Pure.
 """
 
 from abc import ABC, abstractmethod
@@ -54,24 +54,25 @@ from push.replicas import (
 )
 
 LOOKED_S: Final = 8.0
-"""Between two looks that are farther apart nobody knows what was. A look takes a few seconds where
-servers do not answer."""
+"""Seconds between two looks after which the time between them is unknown. A look takes a few
+seconds where servers do not answer."""
 SILENT_S: Final = 2.0
-"""Replicas confirm every second: whoever has not for so long is not there."""
+"""Seconds without a confirmation after which a replica is silent; replicas confirm every second."""
 AGAIN_S: Final = (60.0, 3600.0)
-"""Publishing waits for who is let in. Who then goes away before it has everything is let in again
-so much later: the first time, and at most."""
+"""Seconds before a replica is let in again that went away before it had everything: the first time,
+and at most. Publishing waits for a replica that is let in."""
 
 
 class Absences:
-    """A shard in the view of one manager, by its own clock. `silent_s`: for how long, at least,
-    somebody had confirmed nothing when the manager before it looked last."""
+    """Absences in a shard as one manager sees them, by its own clock. `silent_s`: for how long, at
+    least, each replica had confirmed nothing when the previous manager looked last."""
 
     def __init__(self, away_s: float, silent_s: Mapping[str, float] | None = None) -> None:
         self._away_s = away_s
         self._told_s = dict(silent_s or {})
         self._heard_at: dict[str, float] = {}
-        """Who is counted → when it is known to have confirmed last; unless seen, since when."""
+        """Counted replica → when it is known to have confirmed last, or else when it was first
+        missed."""
         self._primary = ""
         self._now = 0.0
         self._out: frozenset[str] = frozenset()
@@ -82,7 +83,8 @@ class Absences:
     def saw(
         self, primary: ShardServer, members: Collection[str], out: frozenset[str], *, now: float
     ) -> None:
-        """Who is attached to the primary, at `now`, of those that are counted; and who is not."""
+        """Note the primary's followers at `now`, among the counted `members`; `out` are not
+        counted."""
         if primary.place != self._primary or now - self._now > LOOKED_S:
             self._heard_at = {}
         self._primary, self._now = primary.place, now
@@ -93,7 +95,7 @@ class Absences:
             follower = followers.get(place)
             if follower is not None and follower.is_online:
                 heard[place] = max(before if place in self._heard_at else 0.0, now - follower.lag_s)
-            else:  # nor does one confirm anything that is being given everything: for minutes
+            else:  # a replica that is being copied to confirms nothing either, for minutes
                 heard[place] = before
         self._heard_at, self._told_s = heard, {}
         self._trying |= (self._out - out) & set(members)
@@ -109,63 +111,63 @@ class Absences:
         self._not_before[place] = self._now + min(most, first * 2**failures)
 
     def stays(self, place: str) -> None:
-        """It has everything."""
+        """Note that a replica has everything."""
         self._trying.discard(place)
         self._failures.pop(place, None)
 
     def unseen(self) -> None:
-        """The primary was not seen: nobody knows who is attached to it."""
+        """Note that the primary was not seen, so its followers are unknown."""
         self._primary = ""
 
     def away(self) -> set[str]:
-        """Those that have confirmed nothing for too long."""
+        """Return the replicas that have confirmed nothing for too long."""
         return {place for place in self._heard_at if self.silent_s(place) >= self._away_s}
 
     def silent(self) -> set[str]:
-        """Those that are not there at this moment."""
+        """Return the replicas that are silent at this moment."""
         return {place for place in self._heard_at if self.silent_s(place) >= SILENT_S}
 
     def due_s(self) -> float:
-        """In how many seconds the next of those is away that are not there at this moment;
-        infinity: there is none."""
+        """Return in how many seconds the next silent replica counts as away; infinity if there is
+        none."""
         left = [self._away_s - self.silent_s(place) for place in self.silent()]
         return min((some for some in left if some > 0), default=float("inf"))
 
     def silent_s(self, place: str) -> float:
-        """Since when it has confirmed nothing, as far as this manager knows."""
+        """Return for how many seconds it has confirmed nothing, as far as this manager knows."""
         return self._now - self._heard_at.get(place, self._now)
 
     def later_s(self, place: str) -> float:
-        """In how many seconds it may be let in again."""
+        """Return in how many seconds it may be let in again."""
         return max(0.0, self._not_before.get(place, 0.0) - self._now)
 
 
 def with_more(view: ShardView, members: Collection[str], count: int) -> int:
-    """R when so many more are counted than these. One that is more already, because somebody has
-    said so ahead, is not raised: it would wait for nobody."""
+    """Return R when `count` more are counted than these members. An R that was raised ahead stays
+    as it is, because a higher one would wait for nobody."""
     return view.replicas + min(count, max(0, len(members) + count - view.replicas))
 
 
 def attached_to(view: ShardView) -> set[str]:
-    """Who follows the primary, in whatever state."""
+    """Return the followers of the primary, in any state."""
     primary = view.servers.get(view.primary)
     return {one.place for one in primary.followers} if primary is not None else set()
 
 
 def named(view: ShardView) -> str:
-    """Who is said to be primary, and who does not answer: for people."""
+    """Describe which primary the Sentinels name, and which servers do not answer."""
     said = [f"{place} names {one.primary}" for place, one in sorted(view.sentinels.items())]
     silent = [f"{place}: {why}" for place, why in sorted(view.silent.items())]
     return "; ".join([*said, *silent]) or "nobody answers"
 
 
 def listed(places: Iterable[str]) -> str:
-    """For people."""
+    """List places for people."""
     return ", ".join(sorted(places))
 
 
 def told(act: ReplicaAct) -> str:
-    """For people."""
+    """Describe an act for people."""
     match act:
         case LockOut():
             return f"{act.at} lets {act.user} in no more"
@@ -189,30 +191,30 @@ def told(act: ReplicaAct) -> str:
 
 
 AWAY_S: Final = 10.0
-"""So long a replica has not confirmed anything before it is taken out."""
+"""Seconds without a confirmation after which a replica is taken out."""
 Step = Callable[[ShardServer], list[ReplicaAct]]
-"""Given the primary."""
+"""Returns the acts that are due, given the primary."""
 
 
 class ShardRule(ABC):
-    """The rule for one shard, for as long as one manager leads. Times are seconds of its clock.
-    `away_s`: after which one is taken out; `silent_s`: see Absences."""
+    """The rule for one shard, while one manager leads. Times are seconds of its clock. `away_s`:
+    time after which a silent replica is taken out; `silent_s`: as in Absences."""
 
     def __init__(
         self, *, away_s: float = AWAY_S, silent_s: Mapping[str, float] | None = None
     ) -> None:
         self.says: list[str] = []
-        """Sentences: what is done, what it waits for, what is wrong. Of the last look."""
+        """Sentences of the last look: what is done, what it waits for, what is wrong."""
         self.absences = Absences(away_s, silent_s)
-        """Who is away since when."""
+        """Silent replicas, and since when."""
         self._view = ShardView("", {}, {})
         self._before = ShardView("", {}, {})
         self._counted: set[str] = set()
-        """Those that R has counted at the last look."""
+        """Replicas that R has counted at the last look."""
 
     def saw(self, view: ShardView, *, now: float) -> list[ReplicaAct]:
-        """What is to be done now, in any order, before the next look; nothing: all is well, or
-        something has to be waited for, which `says` tells."""
+        """Note a look; return what is to be done now, in any order, before the next one. An empty
+        list if all is well, or something has to be waited for, which `says` explains."""
         self._counted = self.members() if self._view.replicas >= len(self.members()) else set()
         self._before, self._view, self.says = self._view, view, []
         primary = view.servers.get(view.primary)
@@ -230,25 +232,26 @@ class ShardRule(ABC):
 
     @abstractmethod
     def _steps(self) -> Sequence[Step]:
-        """In the order in which they are asked."""
+        """Return the steps in the order in which they are asked."""
 
     @abstractmethod
     def did(self, act: ReplicaAct) -> None:
-        """This was done, all of it. What was tried and may not have been done is not told: it is
-        said again."""
+        """Note an act that was done, all of it. An act that was tried and may not have been done is
+        not noted, and so is tried again."""
 
     @abstractmethod
     def leaving(self) -> set[str]:
-        """Those that were away for too long and are still counted."""
+        """Return the replicas that were away for too long and are still counted."""
 
     def members(self) -> set[str]:
-        """Those that R counts, as far as they are known: without the primary."""
+        """Return the known replicas that R counts, without the primary."""
         view = self._view
         known = {place for sentinel in view.sentinels.values() for place in sentinel.replicas}
         return (known | set(view.users) | attached_to(view)) - view.out - {view.primary}
 
     def _why_not_whole(self, server: ShardServer) -> str:
-        """Why it may lack something of what was there at the last look; "": it has it, on disk."""
+        """Return why a server may lack a part of what the primary had at the last look; "" if it
+        has it all, on disk."""
         view, before = self._view, self._before
         past = before.servers.get(view.primary)
         if not server.is_linked:
@@ -262,9 +265,9 @@ class ShardRule(ABC):
         return ""
 
     def _unaware(self, primary: ShardServer, could: set[str]) -> set[str]:
-        """Who of those that could be elected has not confirmed what was there at the last look:
-        perhaps not how many R counts since then. Elected, such a one would acknowledge without who
-        is let in, and that one could be elected behind it."""
+        """Return the replicas in `could` that have not confirmed what the primary had at the last
+        look, perhaps not the R of then. Elected, such a replica would acknowledge without the one
+        that is being let in, and that one could be elected after it."""
         past = self._before.servers.get(primary.place)
         if past is None or self._before.primary != primary.place:
             return could
@@ -273,6 +276,7 @@ class ShardRule(ABC):
         return could - have
 
 
+# enforces: R28
 class Electable(ShardRule):
     """The rule of a shard that Sentinels guard."""
 
@@ -281,7 +285,8 @@ class Electable(ShardRule):
     ) -> None:
         super().__init__(away_s=away_s, silent_s=silent_s)
         self._done: set[tuple[str, str, str]] = set()
-        """(server, its start, the user locked out there; "": it is prepared), said by this one."""
+        """Locks and priorities that this manager has set: (server, its start, the user locked out
+        there, or "" when it is prepared)."""
 
     def _steps(self) -> Sequence[Step]:
         return self._raise, self._take_out, self._bar, self._let_in, self._admit
@@ -307,21 +312,22 @@ class Electable(ShardRule):
     # --- Who is there ----------------------------------------------------------------------------
 
     def leaving(self) -> set[str]:
-        """Those that were away for too long and are still counted."""
+        """Return the replicas that were away for too long and are still counted."""
         return self.members() & self.absences.away()
 
     def staying(self) -> set[str]:
-        """The primary, and whom R counts when those that are leaving have left."""
+        """Return the primary, and the replicas that R counts once those that are leaving have
+        left."""
         return (self.members() - self.leaving()) | {self._view.primary}
 
     def _kept(self) -> list[str]:
-        """Replicas that are counted, follow the primary, and answer."""
+        """Return the replicas that are counted, follow the primary, and answer."""
         view = self._view
         online = {one.place for one in view.servers[view.primary].followers if one.is_online}
         return sorted(online & self.members() & set(view.servers))
 
     def _could_be(self) -> set[str]:
-        """Who of those that are counted may be elected, as far as is known."""
+        """Return the counted replicas that may be elected, as far as is known."""
         barred = {one.place for one in self._view.servers.values() if not one.is_electable}
         return self.members() - barred
 
@@ -352,7 +358,7 @@ class Electable(ShardRule):
         if not leaving:
             return []
         why = self._why_not(leaving)
-        if why:  # those that are back meanwhile may as well come in
+        if why:  # those that are back meanwhile may as well be let in
             self.says.append(f"{listed(leaving)} cannot be taken out: {why}")
             return self._let_in_at(self.staying(), leaving & set(view.servers))
         locks = self._locks(self.staying(), leaving)
@@ -368,7 +374,7 @@ class Electable(ShardRule):
         return [self._count(lower, view.out | leaving)]
 
     def _why_not(self, some: set[str]) -> str:
-        """Why these cannot be taken out now; "": they can."""
+        """Return why these cannot be taken out now; "" if they can."""
         view = self._view
         for place in sorted(some):
             user = view.users.get(place, "")
@@ -382,7 +388,7 @@ class Electable(ShardRule):
         return self._why_no_reset()
 
     def _why_no_reset(self) -> str:
-        """Why Sentinels cannot be told to forget anybody; "": they can."""
+        """Return why Sentinels cannot be made to forget a replica; "" if they can."""
         view = self._view
         for place in sorted(view.guards):
             sentinel = view.sentinels.get(place)
@@ -396,7 +402,7 @@ class Electable(ShardRule):
         return ""
 
     def _locks(self, at: Iterable[str], out: Iterable[str], *, but: str = "") -> list[ReplicaAct]:
-        """What is still to be said so that these follow none of those, `but` one of them."""
+        """Return the locks that are still missing so that these follow none of those, `but` one."""
         view = self._view
         servers = [view.servers[place] for place in sorted(at) if place in view.servers]
         return [
@@ -413,14 +419,14 @@ class Electable(ShardRule):
         ]
 
     def _knowing(self, some: set[str]) -> list[str]:
-        """The Sentinels that know any of these."""
+        """Return the Sentinels that know any of these."""
         return sorted(
             place for place, sentinel in self._view.sentinels.items() if sentinel.replicas & some
         )
 
     def _reset(self, knowing: list[str]) -> list[ReplicaAct]:
-        """One of them forgets, when every other one knows all replicas that are there: if the
-        primary is lost in this moment, they replace it."""
+        """Have one Sentinel forget, if every other one knows all replicas that are kept. If the
+        primary is lost at this moment, these others replace it."""
         view, kept = self._view, set(self._kept())
         for place, sentinel in sorted(view.sentinels.items()):
             if place != knowing[0] and not kept <= sentinel.replicas:
@@ -431,8 +437,8 @@ class Electable(ShardRule):
     # --- Who is out stays out --------------------------------------------------------------------
 
     def _bar(self, primary: ShardServer) -> list[ReplicaAct]:
-        """Whoever is out is locked out and forgotten, also where somebody or something has let it
-        in; but where it gets what it has missed."""
+        """Lock out and forget every replica that is out, also if somebody has let it in; except
+        where it gets what it has missed."""
         view = self._view
         acts: list[ReplicaAct] = []
         for place in sorted(view.out):
@@ -451,8 +457,8 @@ class Electable(ShardRule):
     # --- Letting in ------------------------------------------------------------------------------
 
     def _host(self, place: str) -> str:
-        """Where one that is out gets what it has missed: a replica, or the primary where R is 0.
-        "": nowhere now."""
+        """Return the server from which a replica that is out gets what it has missed: a replica, or
+        the primary if R is 0. "" if it can get it nowhere now."""
         view = self._view
         server = view.servers.get(place)
         if server is None or (place, server.run_id, "") not in self._done:
@@ -478,7 +484,7 @@ class Electable(ShardRule):
         return ""
 
     def _let_in(self, primary: ShardServer) -> list[ReplicaAct]:
-        """The next step of one that is out and has come back."""
+        """Return the next step of a replica that is out and has come back."""
         view = self._view
         for place in sorted(view.out & set(view.servers)):
             why = self._why_not_let_in(place)
@@ -507,7 +513,7 @@ class Electable(ShardRule):
         return []
 
     def _let_in_at(self, at: Iterable[str], some: Iterable[str]) -> list[ReplicaAct]:
-        """What is still to be said so that these may follow those."""
+        """Return the permissions that are still missing so that these may follow those."""
         view = self._view
         return [
             LetIn(place, user)
@@ -520,8 +526,8 @@ class Electable(ShardRule):
     # --- Electable again -------------------------------------------------------------------------
 
     def _admit(self, primary: ShardServer) -> list[ReplicaAct]:
-        """Those that are counted may follow everybody; one that is not electable yet follows the
-        primary, and is electable when it has all that was written before it was counted."""
+        """Let the counted replicas follow everybody. One that is not electable yet follows the
+        primary, and becomes electable once it has all that was written before it was counted."""
         view = self._view
         away = self.absences.silent()
         there = {place for place in self.staying() if place not in away}

@@ -1,36 +1,37 @@
-"""Which of several managers leads (a lease in the catalog's database, fenced by its term). Pure.
+"""The rule that decides which manager leads: a lease in the database, fenced by its term. Pure.
 
     the row    holder, term, beat: one for all managers, changed by compare-and-set on all of it
     a beat     the leader raises the last number every BEAT_S. It leads for LEASE_S less MARGIN_S
-               from when it *asked* for the write, by its own clock
-    taking     who has seen the row stand still for LEASE_S, by its own clock from when it *heard*
-               of it, takes it under a higher term. No two machines' clocks are compared
-    failover   of the database, may take the last writes of the row back: then nobody believes that
-               it leads by a row that is not there any more, and the next term is above all that
-               were seen. Two managers may have one term then: who fences names the holder, too
+               from when it *requested* the write, by its own clock
+    taking     a manager that has seen the row unchanged for LEASE_S, by its own clock from when it
+               *received* it, takes it under a higher term. No two machines' clocks are compared
+    failover   of the database, may take the last writes of the row back: then no manager believes
+               that it leads by a row that no longer exists, and the next term is above all that
+               were seen. Two managers may have one term then, so a fence names the holder, too
 
-    giving way who cannot do what is to be done, because others do not answer it, lets go for two
-               leases: another manager may reach them (Patience)
+    giving way a leader that is held up, because others do not answer it, lets go for two leases:
+               another manager may reach them (Patience)
 
-For a moment two may believe that they lead: one was frozen between looking at the clock and acting.
-What a leader does must be harmless then, or be refused by the term where it is done.
+For a moment two may believe that they lead, if one was frozen between looking at the clock and
+acting. A leader's acts must be harmless then, or be refused by the term where they are done.
 """
 
 from typing import Final, NamedTuple
 
 BEAT_S: Final = 1.0
-"""How often the leader says that it is there, and the others look."""
+"""Seconds between two beats of the leader, and between two looks of the others."""
 LEASE_S: Final = 5.0
-"""Several beats: one that is lost makes nobody gone."""
+"""Several beats, so that a lost one makes no leader gone."""
 MARGIN_S: Final = 1.0
-"""A leader stops so long before others may take over: clocks run at slightly different rates."""
+"""Seconds that a leader stops before others may take over, because clocks run at slightly different
+rates."""
 
 PATIENCE_S: Final = (15.0, 480.0)
-"""So long a leader is held up before it gives way: the first time, and at most."""
+"""Seconds that a leader is held up before it gives way: the first time, and at most."""
 
 
 class LeaderRow(NamedTuple):
-    """The row. `holder` "": nobody has it."""
+    """The shared row. `holder` is "" if nobody has it."""
 
     holder: str
     term: int
@@ -38,11 +39,11 @@ class LeaderRow(NamedTuple):
 
 
 NOBODY: Final = LeaderRow("", 0, 0)
-"""There is no row yet."""
+"""The row before there is one."""
 
 
 class Leading:
-    """One manager's view. `name` is its own, another one at each start. Times are seconds of its
+    """A manager's view. `name` is its own, another one at each start. Times are seconds of its
     own clock, which never goes back."""
 
     def __init__(self, name: str) -> None:
@@ -54,14 +55,15 @@ class Leading:
         self._top = 0
         """The highest term that was seen."""
         self.stood_still_s = 0.0
-        """When this one took the row over: for how long nobody had written it, at least."""
+        """Seconds for which nobody had written the row, at least, when this manager took it
+        over."""
         self._said = 0
-        """The last beat that was proposed, whether or not it was answered: none is said twice, or
-        one that was written long ago would be taken for the one that was asked for last."""
+        """The last beat that was proposed, whether or not it was answered. None is proposed twice:
+        one that was written long ago would be taken for the one that was requested last."""
 
     def proposal(self, *, now: float) -> tuple[LeaderRow, LeaderRow] | None:
-        """(the row as it must be, the row to write): the next beat, or taking it over. None: the
-        row is to be read only. What comes of it is told by `saw`."""
+        """Return (the row as it must be, the row to write): the next beat, or a takeover. None if
+        the row is only to be read. The caller reports the result to `saw`."""
         row = self._row
         if row is None:
             return None
@@ -77,8 +79,8 @@ class Leading:
     def saw(
         self, row: LeaderRow, *, now: float, asked_at: float, wrote: LeaderRow | None = None
     ) -> None:
-        """The row as it was answered at `now`, when it was asked for, and what was to be written.
-        A row that is not what was written: somebody was faster, or an earlier answer was lost."""
+        """Note the row as it was answered at `now`, the time of the request, and the row to be
+        written. If the two differ, another manager was faster, or an earlier answer was lost."""
         before = self._row
         if row != before:
             if before is not None and row.holder == self.name != before.holder:
@@ -91,34 +93,34 @@ class Leading:
             self._until = asked_at + LEASE_S - MARGIN_S
 
     def on_superseded(self, term: int) -> None:
-        """Something was refused because it has seen this term of somebody else: the next beat has a
+        """Note that an act was refused because of another manager's term; the next beat has a
         higher one."""
         self._top = max(self._top, term + 1)
         if self._row is not None and self._row.term <= term:
             self._until = float("-inf")
 
     def leads(self, *, now: float) -> bool:
-        """Whether this manager may act: no other one believes that it leads, unless one of the two
-        stands still between its look at the clock and its act."""
+        """Whether this manager may act. No other one believes that it leads, unless one of the two
+        is frozen between its look at the clock and its act."""
         return self._quiet_until <= now < self._until
 
     @property
     def term(self) -> int:
-        """Of the row as seen last; this manager's where it leads."""
+        """Term of the row as seen last; this manager's if it leads."""
         return self._row.term if self._row is not None else 0
 
     @property
     def holder(self) -> str:
-        """Who has the row as seen last; "": nobody."""
+        """Holder of the row as seen last; "" if it has none."""
         return self._row.holder if self._row is not None else ""
 
     def give_way(self, *, now: float) -> None:
-        """It leads no more, and for two leases does not take the row again."""
+        """Lead no more, and do not take the row again for two leases."""
         self._quiet_until = now + 2 * LEASE_S
 
     def release(self) -> tuple[LeaderRow, LeaderRow] | None:
-        """What to write so that another one takes over at once; None: it is not this one's. It
-        leads no more, whether or not that is written."""
+        """Return what to write so that another manager takes over at once; None if the row is not
+        this one's. It leads no more, whether or not that is written."""
         self._until = float("-inf")
         row = self._row
         if row is None or row.holder != self.name:
@@ -127,15 +129,15 @@ class Leading:
 
 
 class Patience:
-    """For how long a leader goes on that is held up: longer each time, or who cannot be reached by
-    anybody would have the lead go round, which costs what else there is to do."""
+    """Time that a leader goes on while it is held up, longer each time. Otherwise the lead would go
+    round because of a server that no manager can reach, at the cost of all other work."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._most_s = PATIENCE_S[0]
 
     def begin(self) -> None:
-        """It leads from now on."""
+        """Begin anew, because this manager leads from now on."""
         self._since = None
 
     def is_over(self, *, is_held_up: bool, now: float) -> bool:

@@ -278,6 +278,7 @@ def test_no_hello_in_time_closes_whatever_else_was_heard() -> None:
 
 
 def test_silence_is_pinged_and_more_silence_closes() -> None:
+    """P6."""
     session = SessionProtocol(TIMING, now=0)
     say(session, {"type": "hello"}, now=3)
     assert session.next_deadline() == 23
@@ -308,6 +309,7 @@ def test_what_moves_towards_the_client_counts_as_a_sign_of_life() -> None:
 
 
 def test_who_has_taken_all_and_says_nothing_is_silent() -> None:
+    """P6."""
     session = opened()
     assert session.expire(now=20, taken_bytes=lambda: 10) == SendPing()
     assert session.expire(now=40, taken_bytes=lambda: None) == frames.HEARTBEAT

@@ -377,7 +377,7 @@ def test_what_the_world_cannot_do_is_no_line() -> None:
 
 
 def test_receipts_are_as_the_broker_makes_them() -> None:
-    from gateway.delivery.pull import Receipt, Receipts
+    from push.receipts import Receipt, Receipts
 
     text = Receipts(bytes(32)).encode("q", "g", Receipt(1, 4, 9, 31, 7))
     assert receipt_epoch(text) == (9, 31)

@@ -1,5 +1,5 @@
-"""What a key may take of a consumer's credit (P8): the histories that break without the rule, in
-literal time. Key 0 is: no key."""
+"""What a key may take of a consumer's credit (P8, R25): the histories that break without the rule,
+in literal time. Key 0 is: no key."""
 
 from collections.abc import Sequence
 

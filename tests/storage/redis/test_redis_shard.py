@@ -181,7 +181,8 @@ async def test_what_has_a_receipt_is_on_every_copy_whenever_a_replica_stops(
 async def test_the_first_act_of_a_connection_is_counted_even_if_it_writes_nothing(
     three: Replicated,
 ) -> None:
-    """What a duplicate finds was written by another connection, and its copies may be missing."""
+    """R9: what a duplicate finds was written by another connection, and its copies may be
+    missing."""
     primary, _, other = three.nodes
     given = settings(primary, wait_s=0.5)
     async with shard(given, replicas=2) as opened, shard(given, replicas=2) as second:
@@ -267,6 +268,7 @@ async def test_at_memorys_end_publishing_is_refused_and_the_rest_goes_on(alone: 
 
 
 async def test_a_replica_too_many_and_no_receipt_is_given(three: Replicated) -> None:
+    """R28."""
     primary = three.nodes[0]
     three.nodes[2].kill()
     until(lambda: int(primary.info("replication")["connected_slaves"]) == 1, "one replica")

@@ -1,4 +1,5 @@
-"""Functions of several versions of the broker in one store: those in use stay, the others go."""
+"""Functions of several versions of the broker in one store (R4): those in use stay, the others
+go."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -454,6 +454,7 @@ def _finish(ticket: Any, error: Exception | None) -> None:
         future.set_exception(error)
 
 
+# enforces: R19
 def _may_be_a_killer(message: Message) -> bool:
     """Whether the message may have killed a consumer already (R19).
 

@@ -62,6 +62,7 @@ class AckLedger:
 
     # --- what the consumer says -----------------------------------------------------------------
 
+    # enforces: R19
     def start(self, message: Message) -> None:
         """Mark a message as started, because its handler begins (R19)."""
         self._started.append(message)
@@ -173,6 +174,7 @@ class AckLedger:
         """
         return self._outcome(self._confirming.pop(ref, ()), refused)
 
+    # enforces: R21
     def _outcome(self, waiting: Iterable[_Waiting], refused: Sequence[list[int]]) -> Confirmations:
         places = {
             (partition, epoch, number, offset)

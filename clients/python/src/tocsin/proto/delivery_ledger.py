@@ -108,6 +108,7 @@ class DeliveryLedger:
 
     # --- what comes in --------------------------------------------------------------------------
 
+    # enforces: R16
     def receive(self, push: wire.Push, *, now: float) -> None:
         """Hold the messages of a push.
 
@@ -206,6 +207,7 @@ class DeliveryLedger:
         self.uncounted = self.received = self.received - self.released
         self.released = self._released_granted = 0
 
+    # enforces: R25
     @property
     def granted(self) -> int:
         """The credit granted in total, as the broker counts (R25)."""
@@ -254,6 +256,7 @@ class DeliveryLedger:
         """The number of messages that could be handed out now."""
         return 0 if self.is_paused else len(self._ready) - self._ready_gone
 
+    # enforces: P3
     def next(self, *, now: float) -> Message | None:
         """Hand out a message whose key is free; None if there is none now."""
         if self.is_paused:
@@ -377,6 +380,7 @@ class DeliveryLedger:
             if message.state <= _HANDED:
                 self._close(message, _GONE)
 
+    # enforces: R17
     def _close(self, message: Message, state: State) -> None:
         """Take out a held message, and with it the messages after it in its key's line (R17)."""
         was = message.state
@@ -415,6 +419,7 @@ class DeliveryLedger:
 
     # --- what goes out --------------------------------------------------------------------------
 
+    # enforces: P8
     def _far(self) -> set[Message]:
         lines = [self._lines.get(m.key) for m in self.leases.long_in_hand() if m.key is not None]
         return {message for line in lines if line for message in islice(line, AHEAD, None)}

@@ -143,6 +143,7 @@ class Lane:
         """The number of messages without a final answer."""
         return len(self._entries)
 
+    # enforces: R6
     @property
     def resolved(self) -> int:
         """The sequence below which every message has its final answer."""
@@ -176,6 +177,7 @@ class Lane:
         self._earliest = min(self._earliest, deadline)
         return sequence
 
+    # enforces: R7
     def take(
         self, refs: Iterator[int], *, now: float, clock_offset_us: int | None = None
     ) -> list[tuple[int, bytes]]:
@@ -333,6 +335,7 @@ class Lane:
         while self._resolved < self._next and self._resolved not in self._entries:
             self._resolved += 1
 
+    # enforces: P4
     def on_disconnect(self) -> None:
         """Queue the messages in flight to be sent again, at once, because the connection is
         lost."""

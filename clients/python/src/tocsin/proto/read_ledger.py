@@ -63,6 +63,7 @@ class ReadLedger:
         self._handled: Places = {}
         self._last: ReadMessage | Gap | None = None
 
+    # enforces: P10
     def on_open(
         self, subscription: int, answer: wire.Ok, unknown: Collection[int] = frozenset()
     ) -> None:

@@ -52,6 +52,7 @@ class ReaderOpening:
         """Whether the next subscribe may grant credit."""
         return not self._seeks_the_end
 
+    # enforces: R26
     def on_answer(self, answer: wire.Ok | wire.Error) -> bool:
         """Handle an answer; returns whether it is the last one. If not, subscribe again.
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.delivery.pull import CHARS, Receipt, Receipts
+from push.receipts import CHARS, Receipt, Receipts
 
 KEY = bytes(range(32))
 RECEIPTS = Receipts(KEY)
