@@ -1,9 +1,9 @@
-"""Who owns which partition of a group: consistent hashing with bounded loads, made sticky.
+"""Assignment of a group's partitions to owners: consistent hashing with bounded loads, made sticky.
 
 Every consumer owns its share, balanced to within one, and a join or leave moves no partition that
 it need not. The hash (rendezvous weights of member and partition) only chooses where balance and
-stickiness leave a choice, so that every gateway that computes an assignment from the same
-membership row computes the same one (R14).
+stickiness leave a choice. So every gateway that computes an assignment from the same membership row
+computes the same one (R14).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,10 +20,10 @@ def assign_around(
     previous: Mapping[int, str],
     staying: Collection[str],
 ) -> dict[int, str]:
-    """As `assign`, but of those in `staying`, be they members or not, no partition moves away: it
-    would be given to somebody else before they could say what of it they hold (R22). What they do
-    not have the members share, and nobody's share is balanced against theirs. Without members
-    nobody has that."""
+    """Assign like `assign`, but take no partition away from consumers in `staying`, be they members
+    or not. It would be given to another consumer before they could say what of it they hold (R22).
+    The members share the other partitions, and no member's share is balanced against theirs.
+    Without members the others have no owner."""
     fixed = {number: previous[number] for number in partitions if previous.get(number) in staying}
     free = [number for number in partitions if number not in fixed]
     holders = set(fixed.values())
@@ -34,11 +34,11 @@ def assign_around(
 def assign(
     partitions: Sequence[int], members: Sequence[str], previous: Mapping[int, str]
 ) -> dict[int, str]:
-    """The owner of every partition, in the order of the partitions' numbers.
+    """Return the owner of every partition, in the order of the partitions' numbers.
 
-    `previous` is the last assignment; members and partitions that are gone may still stand in it.
-    Without members nothing is owned: {}. Costs O(partitions + members) and, for each partition
-    that moves, the members that have room.
+    `previous` is the last assignment; it may still hold members and partitions that no longer
+    exist. Without members nothing is owned, and the result is empty. Costs O(partitions + members)
+    and, for each partition that moves, the members that have room.
     """
     wanted, names = sorted(set(partitions)), sorted(set(members))
     if not names:
@@ -50,8 +50,8 @@ def assign(
         owner = previous.get(partition)
         (free if owner is None else kept.get(owner, free)).append(partition)
 
-    # The shares: everybody `low`, and `extra` members one more. These go first to members that
-    # hold more than `low` already: each saves a move.
+    # Each member has a share of `low`, and `extra` members one more. These go first to members that
+    # hold more than `low` already, because each saves a move.
     low, extra = divmod(len(wanted), len(names))
     by_claim = sorted(names, key=lambda name: (len(kept[name]) <= low, seeds[name], name))
     room: dict[str, int] = {}
@@ -79,7 +79,7 @@ def _seed(name: str) -> int:
 
 
 def _weight(seed: int, partition: int) -> int:
-    """A hash of (member, partition): the finisher of splitmix64. Cheap, because a first
+    """Return a hash of (member, partition), by the finisher of splitmix64. Cheap, because a first
     assignment weighs each member against each partition."""
     value = (seed ^ (partition * 0x9E3779B97F4A7C15)) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

@@ -1,4 +1,4 @@
-"""Fair shares of the group commit between queues: what goes with the next one. Pure.
+"""Fair shares of the group commit between queues, which decide what goes with the next one. Pure.
 
 No queue has a quota. If there is room for all, each has what it wants. If not, those that want
 little have it, and those that want much share the rest. A queue is an **owner** here, and what it
@@ -11,9 +11,9 @@ skewed   a few **heavy** owners bring far more than all the others, the **light*
          takes hardly longer than a small one. What light owners bring waits for no heavy one: it
          goes in a commit of its own beside the shared one, and heavy owners then pause.
 
-For example, ten owners have 300 bytes waiting each and one has 400 kB. The load is skewed: the
-next commit takes the ten whole and a few records of the heavy one. What light owners publish while
-it is under way goes at once (`FairShare.choose_beside`); what the heavy one publishes waits.
+For example, ten owners have 300 bytes waiting each and one has 400 kB. The load is skewed: the next
+commit takes the ten whole and a few records of the heavy one. What light owners publish while it is
+under way goes at once (`FairShare.choose_beside`); what the heavy one publishes waits.
 
 The room for what waits is shared likewise (`has_room`): it never is used up by the heavy owners.
 """
@@ -28,23 +28,26 @@ from push import limits
 
 OwnerT = TypeVar("OwnerT")
 SHARE: Final = 4
-"""Most that one owner may hold, in parts of what is left to the others: alone four fifths of all,
-two of them four ninths each, and there is always something left (Choudhury and Hahne, 1998)."""
+"""Most that one owner may hold, in multiples of what is left free. A single one may hold four
+fifths of all, two of them four ninths each, so something is always left (Choudhury and Hahne,
+1998)."""
 WINDOW_S: Final = 1.0
 """Seconds after several owners have published in which the next one is expected to be another."""
 HEAVY_BYTES_MIN: Final = 64 * 1024
 HEAVY_FACTOR: Final = 8
-"""An owner is heavy if it has so much waiting, no other one has brought eight times as much, and
-the light ones have together brought an eighth of what the heavy ones have. What was brought is of
-the last second: what waits at one moment differs as much between owners that bring the same."""
+"""Factor between heavy owners and light ones. An owner is heavy if it has HEAVY_BYTES_MIN waiting,
+no other one has brought eight times as much, and the light ones have together brought an eighth of
+what the heavy ones have. All that was brought in the last second counts, because what waits at one
+moment differs as much between owners that bring the same."""
 AHEAD_BYTES: Final = 1024 * 1024
 """Weight of each heavy owner that waits for the commits after the next one. A commit of a skewed
-load takes one of its records, the oldest; a record costs its commit about as much as two hundred
+load takes one of its records, the oldest. A record costs its commit about as much as two hundred
 messages do, so the records of 16 partitions have to grow before their turn comes. More of it is not
 read meanwhile."""
 AHEAD_BYTES_MAX: Final = 8 * AHEAD_BYTES
-"""Weight of a heavy owner that may wait; more of it is refused. Several times what a producer has
-in flight: a client that does not stop at `has_enough` is refused, and our SDKs are not."""
+"""Weight of a heavy owner that may wait; more of it is refused. That is several times the load that
+a producer has in flight, so a client that does not stop at `has_enough` is refused, and our SDKs
+are not."""
 HOLD_S: Final = 0.01
 """Seconds for which heavy owners get nothing, because records of light ones are under way. They
 wait for longer only if light owners bring nothing more meanwhile, since no timer ends the wait. A
@@ -63,7 +66,7 @@ LIGHT_GAP_S: Final = 0.012
 for rarer ones would lose much, and rare ones find one commit of one record before theirs, where a
 rest would spare several milliseconds."""
 _TICK_S: Final = 0.000_5
-"""Shortest rest. uvloop counts whole milliseconds, so that half of one or less would be asked for
+"""Shortest rest. uvloop counts whole milliseconds, so that half of one or less would be requested
 again in every turn of the loop."""
 _SMALL_BYTES: Final = 4096
 _DOWN: Final = 0.1
@@ -78,7 +81,8 @@ def has_room(held: int, more: int, all_held: int, bound: int) -> bool:
 
 
 class FairQueue(Generic[OwnerT]):
-    """The owners' turns: whose things go next. Remembers, from one to the next, who got nothing."""
+    """The owners' turns, which decide whose things go next. Remembers, from one to the next, which
+    owners got nothing."""
 
     def __init__(self) -> None:
         self._passed: dict[OwnerT, None] = {}
@@ -173,7 +177,7 @@ class _LaneTimes(Generic[OwnerT]):
         self.light_at = _NEVER
         """The begin of the last commit with something of light owners."""
         self.light_gap_s = float("inf")
-        """Between the last two of these."""
+        """Seconds between the last two of these."""
 
 
 class FairShare(Generic[OwnerT]):
@@ -191,17 +195,17 @@ class FairShare(Generic[OwnerT]):
         self._quickest_s = 0.0
         """Duration of the quickest of the last commits; forgotten slowly."""
         self._small_s = 0.0
-        """Duration that most small commits exceed. It does not grow while the load is skewed: the
-        commits of heavy owners would make it grow, and it them."""
+        """Duration that most small commits exceed. It does not grow while the load is skewed,
+        because it and the commits of heavy owners would make each other grow."""
 
     # --- The load ------------------------------------------------------------------------------
 
     def is_shared(self, *, now: float) -> bool:
-        """Whether several owners publish, as far as the last second tells."""
+        """Whether several owners publish, judging by the last second."""
         return now < self._shared_until
 
     def is_skewed(self, *, now: float) -> bool:
-        """Whether heavy owners have light ones beside them, as far as the last second tells."""
+        """Whether there are light owners beside heavy ones, judging by the last second."""
         return now < self._skewed_until
 
     def has_light(self, owners: Iterable[OwnerT]) -> bool:
@@ -253,8 +257,9 @@ class FairShare(Generic[OwnerT]):
     def choose_beside(
         self, waiting: Sequence[tuple[OwnerT, int]], *, now: float, lane: int = 0
     ) -> list[int]:
-        """Return the places of what goes at once, in a commit beside one that is shared and under
-        way: if the load is skewed, what light owners have waiting, if it is little."""
+        """Return the places of the things that go at once, in a commit beside one that is shared
+        and under way. If the load is skewed, these are the things that light owners have waiting,
+        if they are few."""
         self._judge(waiting, now)
         if now >= self._skewed_until:
             return []
@@ -313,8 +318,8 @@ class FairShare(Generic[OwnerT]):
     # --- The size of a commit ------------------------------------------------------------------
 
     def room(self, *, now: float) -> int:
-        """Return how many bytes the next commit takes if it is shared: as much as costs about the
-        time that any commit costs; if the load is skewed, a part of that."""
+        """Return how many bytes the next commit takes if it is shared. They cost about the time
+        that any commit costs. If the load is skewed, it is a part of that."""
         if now < self._skewed_until:
             return self._room(limits.COMMIT_BYTES_SKEWED, self._small_s)
         return self._room(limits.COMMIT_BYTES_SHARED, self._quickest_s)

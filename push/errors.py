@@ -13,7 +13,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A line of the public table: a name that a client can switch on."""
+    """A line of the public table, with a name that a client can switch on."""
 
     name: str
     http_status: int
@@ -101,8 +101,8 @@ class Unknown(TocsinError):
 
 
 class Unavailable(TocsinError):
-    """No answer came in time, or none that can be believed. A change that was asked for may still
-    come about; asking for it again is safe."""
+    """No answer came in time, or none that can be believed. The requested change may still come
+    about; requesting it again is safe."""
 
 
 class Fenced(TocsinError):

@@ -1,8 +1,8 @@
-"""How values are spread: counts by bucket, for metrics. Pure; nothing is ever decided by them.
+"""Distributions of values as counts by bucket, for metrics. Pure. No decision depends on them.
 
-Counted where a thing ends, once per record, range or commit, with as many messages as it was about:
-a look-up in a short tuple and three additions (scripts/metrics_cost.py says what that costs), no
-lock and no object. Whoever looks reads the numbers as they are.
+Values are counted where a thing ends, once per record, range or commit, with its number of
+messages. That is a look-up in a short tuple and three additions (scripts/metrics_cost.py says what
+that costs), without a lock or an object. Readers see the numbers as they are.
 """
 
 from bisect import bisect_left
@@ -28,7 +28,7 @@ SECONDS: Final = (
     60.0,
     300.0,
 )
-"""Upper ends of buckets: from less than any disk takes to leases and backlogs."""
+"""Upper ends of buckets, from less than any disk takes to leases and backlogs."""
 MESSAGES: Final = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
 
 
@@ -48,18 +48,18 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values."""
+        """Number of values."""
         return sum(self.counts)
 
     def add(self, value: float, count: int = 1) -> None:
-        """So many of this value. One below 0, which a clock that was set back makes, counts as
-        0."""
+        """Count a value `count` times. A value below 0, which a clock that was set back makes,
+        counts as 0."""
         value = max(value, 0.0)
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
     def merge(self, other: "Histogram") -> None:
-        """Add what another one of the same bounds has counted."""
+        """Add the counts of another one, which has the same bounds."""
         assert self.bounds == other.bounds
         for place, count in enumerate(other.counts):
             self.counts[place] += count
@@ -67,12 +67,13 @@ class Histogram:
 
 
 class Took(NamedTuple):
-    """How long something took that writing waits for, each time since the process began."""
+    """Durations of one kind of act that writing waits for, since the process began."""
 
     what: Literal["fsync", "copies"]
-    """A transaction's COMMIT with its fsync; or a group of acts with the WAIT behind it."""
+    """The kind: a transaction's COMMIT with its fsync, or a group of acts with the WAIT after
+    it."""
     level: str
-    """Of the acts; "": of all of them."""
+    """The durability level of the acts; "": of all levels."""
     place: str
-    """Which server of the store; "": there is one."""
+    """The server of the store; "": there is only one."""
     seconds: Histogram

@@ -6,14 +6,14 @@ posts a letter into the inbox of the (group, partition); B takes it out, decides
     asking gateway ── post ──▶ inbox of the (group, partition) ── letters ──▶ owner's gateway
           ◀── post again: the verdicts ── answers ◀── answer, once they are durable ──┘
 
-An inbox lies where the cursor lies, so that what is put in or answered is compared with the epoch
-there in the same act. Deciding stays with the owner: only it knows its leases and the key's gate.
-Asking again under the same id is always safe, and makes up for messages that are lost. A delivery
-is named by epoch, push and offset, and one that is settled is settled again (R21). A parked key is
-named with the moment of its parking, so that no decision is about a later one.
+An inbox is where the cursor is, so that letters and answers are compared with its epoch in the same
+act. Deciding stays with the owner: only it knows its leases and the key's gate. Asking again under
+the same id is always safe, and makes up for messages that are lost. A delivery is named by epoch,
+push and offset, and one that is settled is settled again (R21). A parked key is named with the
+moment of its parking, so that no decision is about a later one.
 
 A letter settles deliveries (`Letter`) or decides about parked keys (`Unpark`). Settling has a
-verdict of its owner. A decision about a parked key is followed through whichever owners there are
+verdict of its owner. A decision about a parked key is followed from owner to owner
 (`DecisionTracker`):
 
     pending ──an owner says: durable──▶ decided
@@ -48,7 +48,8 @@ ASKER_CHARS: Final = 16
 """Number of characters at the begin of a letter's id that name the asking gateway."""
 SETTLED: Final = "1"
 STALE: Final = "0"
-"""Verdict on a decision: nothing came of it, the key is not parked (any more) as it says."""
+"""Verdict on a decision: nothing came of it, because the key is not parked (any more) as it
+says."""
 PERHAPS: Final = "2"
 """Verdict on a decision: it was taken up, and the epoch ended before it was known to be durable."""
 UNREADABLE: Final = ""
@@ -84,7 +85,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
         return sum(last - first + 1 for _, first, last in self.runs)
 
     def encode(self) -> bytes:
-        """Return the form that lies in an inbox."""
+        """Return the form that is stored in an inbox."""
         return _ENCODER.encode(self)
 
 
@@ -105,7 +106,7 @@ class Unpark(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.keys)
 
     def encode(self) -> bytes:
-        """Return the form that lies in an inbox."""
+        """Return the form that is stored in an inbox."""
         return _ENCODER.encode(self)
 
 
@@ -127,7 +128,7 @@ def runs_of(deliveries: Sequence[tuple[int, int]]) -> list[Run]:
 
 
 def letter_of(text: bytes) -> AnyLetter | None:
-    """Decode what lies in an inbox; None: a foreign writer or a later version wrote it."""
+    """Decode the content of an inbox; None: a foreign writer or a later version wrote it."""
     try:
         letter = _LETTER.decode(text)
     except msgspec.MsgspecError:
@@ -151,12 +152,12 @@ def _unpark_of(text: bytes) -> Unpark | None:
 class Inbox(Protocol):
     """The inboxes of a storage that several gateways work on.
 
-    They are no part of what is durable: a failover may empty them. The asking gateway learns
-    nothing then, and asks again. A letter that is not taken out goes after `limits.LETTERS_KEPT_S`.
+    They are not durable: a failover may empty them. The asking gateway learns nothing then, and
+    asks again. A letter that is not taken out goes after `limits.LETTERS_KEPT_S`.
     """
 
     async def post(self, place: CursorPlace, letter_id: str, letter: AnyLetter) -> str | None:
-        """Put a letter in, unless it is there, and notify the owner of the place. Returns the
+        """Put a letter in, unless it is in already, and notify the owner of the place. Returns the
         verdicts, one character for each delivery or key, if it has been answered; None: it waits.
 
         Raises:
@@ -177,14 +178,14 @@ class Inbox(Protocol):
         self, place: CursorPlace, answers: Mapping[str, str], epoch: int | None
     ) -> bool:
         """Take these letters (by their ids) out, with the verdicts, and notify the asking gateways.
-        The first answer to a letter stands. With an `epoch` they are true only while the place has
-        it: an extend is nowhere but in its owner's memory. Returns False if it has another one by
-        now, or is gone; nothing happened then. Raises Refused or Unknown: answering again is
-        safe."""
+        The first answer to a letter is kept. With an `epoch` the verdicts are true only while the
+        place has it, because an extend is nowhere but in its owner's memory. Returns False, and
+        does nothing, if the place has another epoch by now, or does not exist. Raises Refused or
+        Unknown; answering again is safe."""
 
     def on_letter(self, came: Callable[[CursorPlace], None]) -> None:
         """Register a listener, called on the event loop when a letter was put in through any
-        gateway. It is a hint to look: some letters are not notified."""
+        gateway. The call is a hint to look; some letters are not notified."""
 
     def on_answer(self, asker: str, came: Callable[[str], None]) -> None:
         """Register a listener for ids of letters that begin with this name of ASKER_CHARS
@@ -224,7 +225,7 @@ class DecisionTracker:
             self.decided[key] = line
 
     def on_answer(self, keys: Sequence[int], verdicts: str) -> None:
-        """Note the verdicts of the owner that was asked about these."""
+        """Note the verdicts of the owner that was to decide about these."""
         for key, verdict in zip(keys, verdicts, strict=True):
             self._asked.pop(key, None)
             if verdict == SETTLED:
@@ -251,7 +252,7 @@ class DecisionTracker:
                 self.others += 1
 
     def give_up(self) -> None:
-        """Stop asking: what an owner may have taken up stays unknown."""
+        """Stop asking. Decisions that an owner may have taken up stay unknown."""
         for key in self._taken_up.union(self._asked).intersection(self.pending):
             del self.pending[key]
             self.unknown.add(key)

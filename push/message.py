@@ -1,12 +1,12 @@
 """A message as it travels: one struct that publish decodes and push encodes. Pure.
 
-The body stays the bytes it was published as (P2). Validation is separate from decoding, because
-a batch is not atomic: one bad message gets its error and its neighbours their receipts (R5).
+The body stays the bytes it was published as (P2). Validation is separate from decoding, because a
+batch is not atomic: one bad message gets its error and its neighbours their receipts (R5).
 
 A dead letter is a message that says in headers of its own (DEAD_LETTER_HEADER …) in which queue it
-died last, and why. If it was a dead letter there already, what it said then goes into one more
-header, and stands there again when the letter is sent back. So a reader in the first queue finds it
-as before.
+died last, and why. If it was a dead letter there already, its earlier headers go into one more
+header, and come back when the letter is sent back. So a reader in the first queue finds it as
+before.
 """
 
 import base64
@@ -29,7 +29,7 @@ _KEYED_BYTES: Final = len(b'{"key":"","body":}')
 _KEYLESS_BYTES: Final = len(b'{"body":}')
 _BACKSLASH: Final = ord("\\")
 _DEEP_BYTES_MIN: Final = 2 * (limits.BODY_DEPTH_MAX + 1)
-"""A shorter body cannot be nested too deep: what is opened is closed."""
+"""Smallest body that can be nested too deep, because every bracket that is opened is closed."""
 PLAIN_TOGETHER_MIN: Final = 4
 """Fewer messages are checked as quickly one by one."""
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -59,8 +59,8 @@ class Message(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc
 def check_message(message: Message, message_bytes_max: int) -> None:
     """Raise Refused when a rule about one message is broken; `message_bytes_max` is the queue's.
 
-    What is measured against it is the body: the bytes of the JSON value as they were sent, or the
-    bytes that `body_base64` stands for. Everything else has a bound of its own.
+    The body is measured against it: the bytes of the JSON value as they were sent, or the bytes
+    that `body_base64` stands for. Everything else has a bound of its own.
     """
     body = message.body
     if message.body_base64 is None:
@@ -102,12 +102,12 @@ def check_message(message: Message, message_bytes_max: int) -> None:
 
 
 def encode_plain(messages: Sequence[Message], message_bytes_max: int) -> list[bytes] | None:
-    """Return the JSON forms of messages that have nothing but a body and a short key, or none, and
-    each of which `check_message` takes. None: they are few, or one of them has more, or breaks a
-    rule; they are to be checked one by one then.
+    """Return the JSON forms of messages with nothing but a body and a short key, or no key, if
+    `check_message` takes each of them. None: they are few, or one of them has more, or breaks a
+    rule. They have to be checked one by one then.
 
-    All of them are checked in a few calls, which cost less than a few on each. Whatever stands in a
-    form beside key and body makes it longer than these two say, and nothing makes it shorter.
+    All of them are checked in a few calls, which cost less than a few on each. Any other field
+    makes a form longer than key and body alone would be, and nothing makes it shorter.
     """
     count = len(messages)
     if count < PLAIN_TOGETHER_MIN or not _looks_plain(messages[0]):
@@ -122,14 +122,15 @@ def encode_plain(messages: Sequence[Message], message_bytes_max: int) -> list[by
         return None
     try:
         encoded = [*map(_ENCODER.encode, messages)]
-    except (ValueError, TypeError, msgspec.MsgspecError):  # as of a lone surrogate
+    except (ValueError, TypeError, msgspec.MsgspecError):  # for example because of a lone surrogate
         return None
     bare = len(keys) * _KEYED_BYTES + (count - len(keys)) * _KEYLESS_BYTES
     if sum(map(len, encoded)) != bare + sum(key_sizes) + sum(sizes):
         return None
     try:
         if not all(map(bytes.isascii, encoded)) or any(map(contains, encoded, repeat(_BACKSLASH))):
-            # JSON values begin and end in ASCII: what is in none of them is in no two of them
+            # JSON values begin and end in ASCII, so a sequence that is in none of them is in no two
+            # of them
             _check_text(b"".join(bodies))
         if max(sizes) >= _DEEP_BYTES_MIN:
             for body in bodies:
@@ -140,8 +141,8 @@ def encode_plain(messages: Sequence[Message], message_bytes_max: int) -> list[by
 
 
 def _looks_plain(message: Message) -> bool:
-    """Whether a message has nothing but body and key. Producers do the same with each message, so
-    the first one tells of the others."""
+    """Whether a message has nothing but body and key. Producers treat their messages alike, so the
+    first one is typical of the others."""
     return (
         message.id is None
         and message.headers is None
@@ -162,7 +163,7 @@ def _size(text: str, what: str) -> int:
 
 RESERVED: Final = "tocsin-"
 """Begin of the names of headers that the broker alone gives. [A client copies what a dead letter
-says of itself into a new message, and a reader of letters is told where another one died.]"""
+says of itself into a new message, and a reader of letters learns where another one died.]"""
 
 
 def _check_rare(message: Message) -> None:
@@ -208,12 +209,12 @@ def _base64_size(text: str) -> int:
 
 
 def _check_text(json: bytes) -> None:
-    """Reject what a strict parser of some consumer would choke on in these JSON values.
+    """Reject these JSON values if a strict parser of some consumer would fail on them.
 
     Decoding into `msgspec.Raw` has checked the syntax, but not the UTF-8, not whether escaped
     surrogates come in pairs (a lone one has no UTF-8 form), and not how deep the value is nested.
-    All three are rare: they are looked for cheaply and decided only where they are possible, and
-    without a loop over bytes in Python, for a body may have a MiB of brackets.
+    All three are rare. They are searched for cheaply and decided only where they are possible. No
+    loop in Python goes over the bytes, because a body may have a MiB of brackets.
     """
     if not json.isascii():
         try:

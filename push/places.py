@@ -10,7 +10,7 @@ Durability = Literal["local", "quorum", "all"]
 
 
 class Partition(NamedTuple):
-    """One ordered log. `queue_id` is never reused (R1)."""
+    """An ordered log. `queue_id` is never reused (R1)."""
 
     queue_id: str
     number: int
@@ -24,7 +24,7 @@ class CursorPlace(NamedTuple):
 
 
 Verb = Literal["retry", "skip", "release"]
-"""What an operator decides about a parked key. retry: the head is tried once more, and the key is
+"""An operator's decision about a parked key. retry: the head is tried once more, and the key is
 parked again if that fails. skip: the head goes to the dead letters. release: the attempts of all
 that was parked are forgotten."""
 
@@ -40,15 +40,15 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class ParkedLine:
-    """For looking at: a parked key, and what stands in its side line."""
+    """A parked key with the content of its side line, for inspection."""
 
     key_hash: int
     reason: str
     since_unix_ms: int
     messages: int
     head: int | None
-    """The first offset of the side line; None: nothing stands there."""
+    """The first offset of the side line; None: it is empty."""
     attempts: int
-    """Those of the head."""
+    """Number of attempts of the head."""
     nack: bytes | None = None
-    """Of the head; see push.storage_port.Retry."""
+    """The sealed reason of the head's last nack that gave one (see push.storage_port.Retry)."""

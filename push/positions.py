@@ -1,8 +1,9 @@
 """Readers' positions, and the truth about them (R26, P10).
 
 A position is the client's: per partition the next offset it wants, with the generation of the log
-in which that offset meant something. Of each, one of three things is true, and is said: it goes on
-where it was, some of what it wants is gone, or the history it belongs to is not this one.
+in which that offset meant something. One of three things is true of each, and is said. It goes on
+where it was, or some of the wanted messages are no longer retained, or it belongs to another
+history than this one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +34,7 @@ class ReadPosition:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Nothing was missed: reading goes on at `next_offset`."""
+    """Nothing was missed, and reading goes on at `next_offset`."""
 
     next_offset: int
 
@@ -47,13 +48,14 @@ class Gap:
 
     @property
     def next_offset(self) -> int:
-        """Where reading goes on."""
+        """The offset at which reading goes on."""
         return self.last + 1
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownPosition:
-    """Of another queue or history: what was missed cannot be said. `reason` is for people."""
+    """A position of another queue or history. It is not known what was missed. `reason` is for
+    people."""
 
     reason: str
 
@@ -63,10 +65,10 @@ Verdict = Resumed | Gap | UnknownPosition
 
 # enforces: P10, R2, R26
 def verdict(place: PartitionPosition, state: PartitionState) -> Verdict:
-    """The truth about one place, given the partition as it is now.
+    """Return the truth about one place, given the partition as it is now.
 
-    A place beyond what is certified is of this history as long as the log has come so far: the
-    reader had it from a primary that was lost since, and it will be certified again (R10).
+    A place beyond the certified end is of this history if the log reaches so far. The reader had it
+    from a primary that was lost since, and it will be certified again (R10).
     """
     if place.generation != state.generation:
         return UnknownPosition(
@@ -83,11 +85,11 @@ def verdict(place: PartitionPosition, state: PartitionState) -> Verdict:
 def verdicts(
     position: ReadPosition, ring_epoch: int, states: Iterable[PartitionState]
 ) -> dict[int, Verdict]:
-    """The truth about a position, for each partition that the queue has now.
+    """Return the truth about a position, for each partition that the queue has now.
 
     `ring_epoch` is the queue's; a position of a later one comes from a history that was rolled
-    back. A partition that the position does not name is unknown too: it may have grown since, or
-    have been left out. Places of partitions that the queue does not have are passed over.
+    back. A partition that the position does not name is unknown too, because it may have been added
+    since, or left out. Places of partitions that the queue does not have are passed over.
     """
     answer: dict[int, Verdict] = {}
     for state in states:
@@ -104,10 +106,10 @@ def verdicts(
 
 
 def overtaken(next_offset: int, available: int) -> Gap | None:
-    """The gap that opened in the middle of a stream, or None.
+    """Return the gap that opened in the middle of a stream; None: there is none.
 
     `available` is the first offset that can still be given at or after `next_offset`: the first one
-    of the next record, or the partition's start where a read brought nothing. Records go one by one
-    (R12, R30), so a gap can open behind the start as well.
+    of the next record, or the partition's start if a read brought nothing. Records are deleted one
+    by one (R12, R30), so a gap can open after the start as well.
     """
     return Gap(next_offset, available - 1) if available > next_offset else None

@@ -4,7 +4,7 @@ Cursors and settlements are sets of millions of offsets in a handful of ranges; 
 costs the number of ranges it touches, never the number of offsets.
 
 Dead messages go to the dead letters, and are given to nobody any more. A cursor keeps them durably
-from that decision on until each stands in the dead letters; its owner moves them.
+from that decision on until each is in the dead letters; its owner moves them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -32,7 +32,7 @@ class RangeSet:
         return zip(self._firsts, self._lasts, strict=True)
 
     def __len__(self) -> int:
-        """Number of ranges (not of offsets)."""
+        """Return the number of ranges (not of offsets)."""
         return len(self._firsts)
 
     def __contains__(self, offset: int) -> bool:
@@ -48,23 +48,23 @@ class RangeSet:
         return f"RangeSet({list(self)})"
 
     def copy(self) -> "RangeSet":
-        """An independent copy."""
+        """Return an independent copy."""
         clone = RangeSet()
         clone._firsts, clone._lasts = self._firsts.copy(), self._lasts.copy()
         return clone
 
     def columns(self) -> tuple[list[int], list[int]]:
-        """(firsts, lasts), for packing without a loop; not to be changed."""
+        """Return (firsts, lasts), for packing without a loop; read-only."""
         return self._firsts, self._lasts
 
     def size(self) -> int:
-        """Number of offsets in the set."""
+        """Return the number of offsets in the set."""
         return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
 
     def add(self, first: int, last: int) -> None:
-        """Add first..last. A range that is there already changes nothing."""
+        """Add first..last. A range that is in the set already changes nothing."""
         firsts, lasts = self._firsts, self._lasts
-        if not firsts or first > lasts[-1] + 1:  # the ordinary case: behind everything
+        if not firsts or first > lasts[-1] + 1:  # ordinary case: after everything
             firsts.append(first)
             lasts.append(last)
             return
@@ -76,8 +76,8 @@ class RangeSet:
         lasts[low:high] = [last]
 
     def append_all(self, ranges: Iterable[Range], floor: int) -> tuple[list[Range], list[Range]]:
-        """Add those of the ranges that lie behind everything, and not below `floor`, as cursors
-        grow. Returns these and the others, which were not added."""
+        """Add those of the ranges that lie above everything in the set, and not below `floor`, as
+        cursors grow. Returns these and the others, which were not added."""
         firsts, lasts = self._firsts, self._lasts
         appended: list[Range] = []
         others: list[Range] = []
@@ -97,13 +97,13 @@ class RangeSet:
         return appended, others
 
     def add_all(self, ranges: Iterable[Range]) -> None:
-        """Add many ranges in one pass over all that there are."""
+        """Add many ranges in one pass over the whole set."""
         merged = coalesce([*self, *ranges])
         self._firsts = [first for first, _ in merged]
         self._lasts = [last for _, last in merged]
 
     def remove(self, first: int, last: int) -> None:
-        """Remove first..last. What is not there changes nothing."""
+        """Remove first..last. Offsets that are not in the set change nothing."""
         firsts, lasts = self._firsts, self._lasts
         low = bisect_left(lasts, first)
         high = bisect_right(firsts, last)
@@ -119,7 +119,7 @@ class RangeSet:
         lasts[low:high] = [b for _, b in keep]
 
     def gaps(self, first: int, last: int) -> list[Range]:
-        """The parts of first..last that are not in the set, in order."""
+        """Return the parts of first..last that are not in the set, in order."""
         missing: list[Range] = []
         index = bisect_left(self._lasts, first)
         while first <= last and index < len(self._firsts) and self._firsts[index] <= last:
@@ -137,14 +137,15 @@ class RangeSet:
         return index >= 0 and self._lasts[index] >= last
 
     def next_absent(self, offset: int) -> int:
-        """The smallest number >= offset that is not in the set."""
+        """Return the smallest number >= offset that is not in the set."""
         index = bisect_right(self._firsts, offset) - 1
         if index >= 0 and self._lasts[index] >= offset:
             return self._lasts[index] + 1
         return offset
 
     def cut_down(self, count_max: int) -> None:
-        """Keep at most `count_max` ranges: the lowest ones become one, with what lies between."""
+        """Keep at most `count_max` ranges. The lowest ones become one, with everything between
+        them."""
         joined = len(self._firsts) - count_max
         if joined > 0:
             del self._firsts[1 : joined + 1], self._lasts[:joined]
@@ -152,7 +153,7 @@ class RangeSet:
     def pop_prefix(self, floor: int) -> int:
         """Forget everything below floor and what continues from it; return the new floor.
 
-        A cursor is a floor plus what is settled above it: the caller keeps the floor.
+        A cursor is a floor plus the settled offsets above it; the caller keeps the floor.
         """
         firsts, lasts = self._firsts, self._lasts
         count = 0
@@ -166,7 +167,7 @@ class RangeSet:
 
 
 def coalesce(ranges: Iterable[Range]) -> list[Range]:
-    """Sorted, disjoint, non-adjacent ranges that cover exactly the given ones."""
+    """Return sorted, disjoint, non-adjacent ranges that cover exactly the given ones."""
     ordered = sorted(ranges)
     if not ordered:
         return ordered
@@ -183,7 +184,7 @@ def coalesce(ranges: Iterable[Range]) -> list[Range]:
 
 
 class Dead(NamedTuple):
-    """Messages of first..last that go to the dead letters and are given to nobody any more.
+    """Messages of first..last that go to the dead letters and are given to no consumer any more.
     `reason`: exhausted, expired, overflow, skipped …"""
 
     first: int
@@ -214,7 +215,7 @@ class DeadRanges:
         return bool(self._by_reason)
 
     def __len__(self) -> int:
-        """Number of ranges (not of offsets)."""
+        """Return the number of ranges (not of offsets)."""
         return sum(map(len, self._by_reason.values()))
 
     def __contains__(self, offset: int) -> bool:
@@ -229,11 +230,12 @@ class DeadRanges:
         return f"DeadRanges({[*self]})"
 
     def size(self) -> int:
-        """Number of offsets."""
+        """Return the number of offsets."""
         return sum(ranges.size() for ranges in self._by_reason.values())
 
     def add(self, dead: Dead) -> bool:
-        """Add what of it is not there for another reason already; whether that changed anything."""
+        """Add the part of a range that is not in the set for another reason already. Returns
+        whether that changed anything."""
         parts = [(dead.first, dead.last)]
         for reason, ranges in self._by_reason.items():
             if reason != dead.reason:
@@ -249,7 +251,7 @@ class DeadRanges:
         return True
 
     def remove(self, first: int, last: int) -> bool:
-        """Remove first..last; whether any of it was there."""
+        """Remove first..last. Returns whether any of it was in the set."""
         changed = False
         for reason, ranges in [*self._by_reason.items()]:
             if ranges.gaps(first, last) != [(first, last)]:
@@ -275,18 +277,19 @@ class DeadRanges:
         return taken
 
     def ranges(self) -> list[Range]:
-        """All ranges, whatever their reason; in order, neighbours may touch."""
+        """Return all ranges, whatever their reason, in order; neighbours may touch."""
         return [(first, last) for first, last, _ in self]
 
     def of(self, offset: int) -> str | None:
-        """Why a message is dead; None: it is not."""
+        """Return the reason why a message is dead; None: it is not."""
         for reason, ranges in self._by_reason.items():
             if offset in ranges:
                 return reason
         return None
 
     def text(self) -> str:
-        """The form in storages: `reason:first-last,first-last;reason:…`; `dead_of` reads it."""
+        """Return the form in storages: `reason:first-last,first-last;reason:…`; `dead_of` reads
+        it."""
         return ";".join(
             f"{reason}:{','.join(f'{first}-{last}' for first, last in ranges)}"
             for reason, ranges in sorted(self._by_reason.items())
@@ -297,7 +300,7 @@ def dead_of(text: str) -> DeadRanges:
     """Parse what `DeadRanges.text` returned.
 
     Raises:
-        ValueError: that it did not.
+        ValueError: the text has another form.
     """
     dead = DeadRanges()
     for part in text.split(";") if text else ():

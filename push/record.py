@@ -1,9 +1,9 @@
 """The record: consecutive messages appended together (storage, encryption and push unit).
 
 A record is two byte strings. The **payload** is the JSON forms of its messages joined by commas:
-exactly what stands between the brackets of a push frame, encoded once, later encrypted. The
-**header** is plain and columnar, so that storage can deduplicate and delivery can gate and slice
-without opening the payload (R9):
+exactly the text between the brackets of a push frame, encoded once, later encrypted. The **header**
+is plain and columnar, so that storage can deduplicate and delivery can gate and slice without
+opening the payload (R9):
 
     fixed    version u8, flags u8, tenant u32, record id 16 bytes, published_unix_ms u64,
              ring_epoch u32, count u32, producers u16
@@ -14,7 +14,7 @@ without opening the payload (R9):
     if E     expires_unix_ms u64[count] (0: never)
     if D     deliver_at_unix_ms u64[count];  if Q  priority u8[count]   (read; nothing sets them)
 
-All little-endian. Offsets are not inside: storage assigns them, and the same bytes are stored
+All little-endian. Offsets are not inside. The storage assigns them, and the same bytes are stored
 whichever they become. A record some of whose messages were duplicates is stored with a skip list
 beside it; `Record.load` returns the dense record that is left.
 """
@@ -41,7 +41,7 @@ MESSAGE_MEMORY_BYTES: Final = 64
 3.11: 990 and 60). A hundred thousand records of one small message are 140 MB, not 30."""
 _NOTHING: Final = array("Q")
 _NONE: Final[list[Any]] = []
-"""The column that is not there: shared, so that a record of one message is fewer objects."""
+"""A missing column. It is shared, so that a record of one message is fewer objects."""
 
 
 class RecordDamaged(ValueError):
@@ -59,7 +59,8 @@ class Header:
     sizes: "array[int]"
     key_hashes: "array[int]"
     producers: list[tuple[bytes, int]]
-    """(producer id, resolved): the same producer may stand here with several `resolved`."""
+    """(producer id, resolved) of each producer; one may be in it several times, with different
+    `resolved`."""
     producer_indexes: "array[int]"
     sequences: "array[int]"
     digests: list[bytes]
@@ -73,8 +74,8 @@ class Header:
         return len(self.sizes)
 
     def without_producers(self) -> "Header":
-        """Once the storage has answered, delivery does not ask who published what: a third of what
-        a record in memory is made of. The columns are shared."""
+        """Return the header without its producers, which delivery does not need once the storage
+        has answered. They are a third of a record in memory. The columns are shared."""
         return Header(
             self.tenant,
             self.record_id,
@@ -92,7 +93,7 @@ class Header:
         )
 
     def encode(self) -> bytes:
-        """The header's bytes."""
+        """Return the header's bytes."""
         flags = (
             (PRODUCERS if self.producers else 0)
             | (IDS if self.digests else 0)
@@ -125,7 +126,7 @@ class Header:
 
 # enforces: R4
 def parse_header(data: bytes) -> Header:
-    """The header that `Header.encode` made of these bytes.
+    """Return the header of which `Header.encode` made these bytes.
 
     Raises:
         RecordDamaged: an unknown version or column, no message, a length that does not fit, or a
@@ -195,7 +196,8 @@ class Record:
 
     @classmethod
     def load(cls, first: int, header: bytes, payload: bytes, skips: "tuple[int, ...]") -> "Record":
-        """The record as delivery sees it; `skips` are the indexes that were not assigned offsets.
+        """Return the record as delivery sees it; `skips` are the indexes that were not assigned
+        offsets.
 
         Raises:
             RecordDamaged: header, payload and skips do not fit each other, or nothing is left.
@@ -237,25 +239,25 @@ class Record:
 
     @property
     def memory_bytes(self) -> int:
-        """About what it takes in memory. Of a small message the columns are most of it."""
+        """Approximate size in memory. The columns are most of it if messages are small."""
         return (
             RECORD_MEMORY_BYTES + MESSAGE_MEMORY_BYTES * len(self.header.sizes) + len(self.payload)
         )
 
     def _sums(self) -> list[int]:
-        """The bytes of the first 0, 1, 2 … messages, without the commas: message i stands at
+        """The bytes of the first 0, 1, 2 … messages, without the commas. Message i begins at
         sums[i] + i. One pass in C, for every record that does not go out whole."""
         if self._before is None:
             self._before = [*accumulate(self.header.sizes, initial=0)]
         return self._before
 
     def starts(self) -> list[int]:
-        """Where each message begins in the payload."""
+        """The places where the messages begin in the payload."""
         return [*map(add, self._sums()[:-1], count())]
 
     # enforces: P2
     def slice(self, first: int, last: int) -> bytes:
-        """The JSON of the messages at offsets first..last, joined by commas."""
+        """Return the JSON of the messages at offsets first..last, joined by commas."""
         if first == self.first and last == self.last:
             return self.payload
         sums = self._sums()
@@ -265,8 +267,8 @@ class Record:
     def pick(
         self, first: int, last: int, skips: "tuple[int, ...]"
     ) -> "Sequence[bytes | memoryview]":
-        """The JSON of the messages at offsets first..last but for `skips` (ascending, between
-        first and last), joined by commas: in pieces that nobody has copied yet."""
+        """Return the JSON of the messages at offsets first..last but for `skips` (ascending,
+        between first and last), joined by commas. The pieces are views, not copies."""
         if first == self.first and last == self.last and not skips:
             return (self.payload,)
         sizes, payload, place = self.header.sizes, memoryview(self.payload), first - self.first
@@ -276,14 +278,14 @@ class Record:
             after = skip - self.first
             end = begin + sum(sizes[place:after]) + after - place
             if after > place:
-                pieces.append(payload[begin:end])  # with the comma behind it
+                pieces.append(payload[begin:end])  # with the comma after it
             begin, place = end + sizes[after] + 1, after + 1
         after = last + 1 - self.first
         pieces.append(payload[begin : begin + sum(sizes[place:after]) + after - place - 1])
         return pieces
 
     def alone(self, offset: int) -> "Record":
-        """The message at this offset, as a record of its own that delivery can do with."""
+        """Return the message at this offset, as a record of its own that delivery can work with."""
         old, place = self.header.without_producers(), offset - self.first
         one = slice(place, place + 1)
         header = replace(
@@ -298,7 +300,7 @@ class Record:
         return Record(offset, header, self.slice(offset, offset))
 
     def bytes_until(self, first: int, bytes_max: int) -> int:
-        """The last offset L >= first such that slice(first, L) has at most bytes_max bytes.
+        """Return the last offset L >= first such that slice(first, L) has at most bytes_max bytes.
 
         At least `first` itself, however large.
         """
@@ -306,24 +308,24 @@ class Record:
             return self.last
         starts = self.starts()
         low = first - self.first
-        # message i ends one comma before message i + 1 begins: those before the last start that
-        # is at most one byte beyond the bound are whole
+        # message i ends one comma before message i + 1 begins, so messages are whole before the
+        # last start that is at most one byte beyond the bound
         bound = starts[low] + bytes_max
         if starts[-1] + self.header.sizes[-1] <= bound:
             return self.last
         return max(first, self.first + bisect_right(starts, bound + 1, low) - 2)
 
     def key_hash(self, offset: int) -> int:
-        """The key's hash at this offset; 0: no key."""
+        """Return the key's hash at this offset; 0: no key."""
         return self.header.key_hashes[offset - self.first]
 
     def expires_unix_ms(self, offset: int) -> int:
-        """When the message at this offset expires; 0: never."""
+        """Return when the message at this offset expires; 0: never."""
         column = self.header.expires_unix_ms
         return column[offset - self.first] if column else 0
 
     def expires_min_unix_ms(self) -> int:
-        """The earliest expiry in the record; 0: nothing here expires."""
+        """Return the earliest expiry in the record; 0: nothing here expires."""
         if self._expires_min is None:
             column = self.header.expires_unix_ms
             self._expires_min = min((x for x in column if x), default=0)
@@ -391,7 +393,7 @@ class RecordBuilder:
         self.bytes += size + count
 
     def mark(self, place: int, digest: bytes | None, expires_unix_ms: int) -> None:
-        """The client id's digest and the expiry of message number `place` of the record."""
+        """Set the client id's digest and the expiry of message number `place` of the record."""
         if digest is not None:
             self._ids[place] = digest
         if expires_unix_ms:
@@ -400,7 +402,7 @@ class RecordBuilder:
     def close(
         self, *, record_id: bytes, published_unix_ms: int, ring_epoch: int, tenant: int
     ) -> tuple[bytes, bytes, Header]:
-        """(header bytes, payload, parsed header)."""
+        """Return (header bytes, payload, parsed header)."""
         count = len(self.payloads)
         ids, expires = self._ids, self._expires
         with_producers = bool(self._contexts)

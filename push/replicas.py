@@ -1,8 +1,9 @@
-"""How the servers of one shard stand, as a manager sees them, and what it may do about it (R28).
+"""State of the servers of one shard, as a manager sees it, and the acts that it may do about it
+(R28).
 
-Values only: `storage.redis.ops.observe` makes them, `services.manager.rules.election`
-decides by them, and `storage.redis.ops.failover` does what it says. A server is named by where
-it listens, `host:port`.
+Values only: `storage.redis.ops.observe` makes them, `services.manager.rules.election` decides by
+them, and `storage.redis.ops.failover` carries out the decision. A server is named by where it
+listens, `host:port`.
 """
 
 from collections.abc import Mapping
@@ -11,79 +12,79 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """One that follows a server, as that server sees it."""
+    """A server that follows another one, as that one sees it."""
 
     place: str
     is_online: bool
-    """It is given every write; not: it is being given all that there is."""
+    """Whether it is sent every write. A follower that is being sent a first copy is not online."""
     offset: int
-    """Up to which it has confirmed."""
+    """Offset in the stream of writes up to which it has confirmed."""
     lag_s: float
-    """Seconds since it last did."""
+    """Seconds since its last confirmation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardServer:
-    """What a server that answers says of itself."""
+    """Report of a server that answers, about itself."""
 
     place: str
     run_id: str
-    """Another one after each start."""
+    """Name of the run; each start makes another one."""
     user: str
-    """Who it is to those that it follows; "": nobody in particular."""
+    """User by which the servers that it follows know it; "": none in particular."""
     is_primary: bool
     follows: str = ""
-    """Where; "": nowhere."""
+    """Place of the server that it follows; "": none."""
     is_linked: bool = False
-    """It hears whom it follows, and has all that there was."""
+    """Whether it receives the writes of the server that it follows, and has all earlier ones."""
     is_electable: bool = True
-    """Its replica-priority is not 0."""
+    """Whether it may be elected: its replica-priority is not 0."""
     offset: int = 0
-    """Of the stream of writes: the last that it has, or has made."""
+    """Offset in the stream of writes of the last one that it has, or has made."""
     unready: str = ""
-    """Why it may not have on its disk what it confirms; "": it has."""
+    """Reason why it may not have on its disk what it confirms; "": it has."""
     locked: frozenset[str] = frozenset()
-    """Users whom it does not let in."""
+    """Users that it does not let in."""
     followers: tuple[Follower, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Sentinel:
-    """What a Sentinel that answers says."""
+    """Report of a Sentinel that answers."""
 
     primary: str
     is_calm: bool
-    """It finds nothing wrong with the primary, and replaces nobody."""
+    """Whether it finds nothing wrong with the primary, and replaces none."""
     replicas: frozenset[str]
-    """Whom it knows besides, those included that it has not seen for long."""
+    """Places of the replicas that it knows, those included that it has not seen for long."""
     others: frozenset[str] = frozenset()
     """The other Sentinels that it knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardView:
-    """One look at a shard: everything in it was asked at about the same moment."""
+    """Snapshot of a shard. Everything in it was queried at about the same moment."""
 
     primary: str
-    """Whom most of the Sentinels that answer name; "": nobody, or nobody answers."""
+    """Primary that most of the Sentinels that answer name; "": none, or none answers."""
     servers: Mapping[str, ShardServer]
-    """Those that answered."""
+    """Servers that answered, by place."""
     sentinels: Mapping[str, Sentinel]
-    """Those that answered."""
+    """Sentinels that answered, by place."""
     guards: frozenset[str] = frozenset()
-    """All Sentinels that were asked."""
+    """All Sentinels that were queried."""
     silent: Mapping[str, str] = field(default_factory=dict)
-    """Who did not answer, and why."""
+    """Reason by place of each server and Sentinel that did not answer."""
     replicas: int = 0
-    """How many could be elected, as the shard says: R."""
+    """Number of replicas that could be elected, according to the shard (R)."""
     out: frozenset[str] = frozenset()
-    """Those that are not counted in it, as the shard says."""
+    """Replicas that are not counted in it, according to the shard."""
     users: Mapping[str, str] = field(default_factory=dict)
     """The user of every server that was ever seen, by its place; in a Cluster its id."""
     knows: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """In a Cluster: each of its nodes that answered, of all shards, and the ids that it knows."""
+    """In a Cluster: for each of its nodes that answered, of all shards, the ids that it knows."""
     places: Mapping[str, str] = field(default_factory=dict)
-    """In a Cluster: where each node is that any of them knows, by its id."""
+    """In a Cluster: the place of each node that any of them knows, by its id."""
 
 
 # --- What may be done ---------------------------------------------------------------------------
@@ -133,13 +134,13 @@ class Reset:
 
     sentinel: str
     expected: frozenset[str] = field(default=frozenset(), compare=False)
-    """Of whom it will hear."""
+    """Replicas that it will learn of."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordReplicas:
-    """The shard's R and who is not counted in it, if they still are as they were; on every copy
-    that could be elected when it is done."""
+    """Record the shard's R and the replicas not counted in it, if they are still as they were. They
+    are then on every copy that could be elected."""
 
     replicas_before: int
     out_before: frozenset[str]
@@ -149,8 +150,8 @@ class RecordReplicas:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """This node of a Cluster does not know that one any more, for a minute at least: it neither
-    votes for it nor tells others of it."""
+    """This node of a Cluster does not know that one any more, for a minute at least. It neither
+    votes for it nor passes it on to others."""
 
     at: str
     node_id: str

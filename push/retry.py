@@ -1,4 +1,4 @@
-"""Retrying what has failed: a circuit breaker says whether, a backoff says when. Pure.
+"""Retries after failures: a circuit breaker says whether, a backoff says when. Pure.
 
 The circuit breaker (Nygard, Release It!) of a service:
 
@@ -107,7 +107,7 @@ class Breaker:
         return NEVER if self._trial_until is None else self._trial_until
 
     def expire(self, *, now: float) -> None:
-        """Give up a trial that has not ended by now: it has failed."""
+        """Give up a trial that has not ended by now. It has failed then."""
         if self._trial_until is not None and now >= self._trial_until:
             self._open(now)
 

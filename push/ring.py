@@ -1,9 +1,9 @@
 """The ring: key → partition, by consistent hashing.
 
-A pure function of its sorted member set: a restart, another gateway or a later release computes
-the same ring, so a key stays on its partition. It is never mutated in place: another member set
-is another `Ring` under a higher epoch, and only keys that go to a new member, or come from one
-that left, are elsewhere on it.
+A pure function of its sorted member set: a restart, another gateway or a later release computes the
+same ring, so a key stays on its partition. A ring is never mutated in place. Another member set is
+another `Ring` under a higher epoch. Only keys that go to a new member, or come from one that left,
+are elsewhere on it.
 """
 
 import struct
@@ -26,21 +26,22 @@ _POINTS: Final = struct.Struct("<8Q")
 _PLACE: Final = struct.Struct("<II")
 _PERSON: Final = b"tocsin.ring.1"
 MEMBER_MAX: Final = (1 << 20) - 1
-"""A point is 44 bits of hash above 20 bits of the member that owns it: one sorted array of
-integers is the whole ring, and two members on one hash have an order."""
+"""Largest member. A point is 44 bits of hash above 20 bits of the member that owns it. So one
+sorted array of integers is the whole ring, and two members on one hash have an order."""
 
 
 def key_hash(key: str, hash_key: bytes) -> int:
-    """The 64-bit hash that routes and gates a key; never 0, which stands for "no key".
+    """Return the 64-bit hash that routes and gates a key; never 0, which stands for "no key".
 
-    `hash_key` is the queue's secret of 16 bytes: without it nobody can choose keys that all go to
-    one partition, or that collide.
+    `hash_key` is the queue's secret of 16 bytes: without it no client can choose keys that all go
+    to one partition, or that collide.
     """
     return hasher(hash_key)(key)
 
 
 def hasher(hash_key: bytes) -> Callable[[str], int]:
-    """`key_hash` under this hash key, for many keys: what its secret comes to is computed once."""
+    """Return `key_hash` under this hash key, for many keys: the part that depends on the secret
+    alone is computed once."""
     begun = blake2b(digest_size=8, key=hash_key)
 
     def hashed(key: str) -> int:
@@ -53,17 +54,18 @@ def hasher(hash_key: bytes) -> Callable[[str], int]:
 
 class _Layout(NamedTuple):
     points: Sequence[int]
-    """In order; the last one belongs to the owner of the first and closes the circle."""
+    """Points of the circle, in order. The last one belongs to the owner of the first and closes the
+    circle."""
     starts: Sequence[int]
-    """Of each of equal parts of the circle, about as many as there are points: the place of the
-    first point that is not before it; then that of the last point."""
+    """The index of the first point that is not before each of equal parts of the circle; then that
+    of the last point. There are about as many parts as points."""
     shift: int
-    """What of a hash does not say in which part it is."""
+    """Number of low bits of a hash that do not say in which part it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One version of the ring. Equal epochs and members are equal rings.
+    """Version of the ring. Equal epochs and members are equal rings.
 
     Args:
         epoch: The version; grows with every change of the member set.
@@ -88,7 +90,8 @@ class Ring:
 
     # enforces: P3
     def partition(self, key_hash: int) -> int:
-        """The partition of a key's hash (`key_hash()`): the owner of the next point, clockwise."""
+        """Return the partition of a key's hash (`key_hash()`), which is the owner of the next
+        point, clockwise."""
         points, starts, shift = self._layout
         part = key_hash >> shift
         place = bisect_left(points, key_hash & ~MEMBER_MAX, starts[part], starts[part + 1])
@@ -97,10 +100,10 @@ class Ring:
 
 @lru_cache(maxsize=64)
 def _laid_out(members: tuple[int, ...]) -> _Layout:
-    """The points of a ring, and where to look among them.
+    """Return the points of a ring, and an index into them.
 
     Shared by the rings of all queues with these members, and arrays, because 1,024 members have
-    262,144 points: 3 MiB, and some 200 ms when they are first asked for.
+    262,144 points: 3 MiB, and some 200 ms when they are first needed.
     """
     points = [
         point & ~MEMBER_MAX | member

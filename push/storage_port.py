@@ -1,4 +1,4 @@
-"""The storage port: everything that the rules ask of the world, its values and its guarantees.
+"""The storage port: everything that the rules need of the world, its values and its guarantees.
 
 Every method of `Storage` is one atomic act. For example, `append` stores records of several
 partitions, and returns where. An act returns when it is durable as its durability level says
@@ -29,7 +29,7 @@ OWNER_BYTES: Final = 16
 
 
 def is_same_owner(token: bytes, other: bytes) -> bool:
-    """Whether two owner tokens are of one owner: their first OWNER_BYTES name it, the rest is
+    """Whether two owner tokens are of one owner. Their first OWNER_BYTES name it, the rest is
     random each time. An empty token names no owner."""
     return bool(token) and token[:OWNER_BYTES] == other[:OWNER_BYTES]
 
@@ -53,9 +53,9 @@ class Append:
     """The same for the bytes of the messages, as JSON."""
     message_bytes_max: int = 0
     """Bytes that a single message may have, as JSON; 0: no bound. A larger one is
-    `message_too_large`: whatever leaves the queue, it never fits."""
+    `message_too_large`: it never fits, however much leaves the queue."""
     parsed: Header | None = field(default=None, compare=False, repr=False)
-    """The content of `header`, from the gateway that has just made it; taken for true."""
+    """The content of `header`, from the gateway that has just made it. It is not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ class Retry:
     """The reason that the last nack which gave one had, as the gateway sealed it. In a write None
     keeps what is stored."""
     rejected: bool = False
-    """A consumer said that no further attempt can help: the message is exhausted, however often it
-    was tried."""
+    """Whether a consumer said that no further attempt can help. The message is exhausted then,
+    however often it was tried."""
 
     def after(self, before: "Retry | None") -> "Retry":
-        """Return what is to be remembered now: the reason of `before` stays if this has none."""
+        """Return the retry to remember now. The reason of `before` stays if this has none."""
         if before is None or self.nack is not None or before.nack is None:
             return self
         return replace(self, nack=before.nack)
@@ -129,8 +129,8 @@ class Cursor:
     """The progress of a group in a partition.
 
     Passed are the offsets below `floor` and those in `passed`: settled, or set aside in a side
-    line. What stands in a side line is passed and not settled: it is not read from the log again,
-    and its records stay.
+    line. Offsets in a side line are passed and not settled: they are not read from the log again,
+    and their records stay.
     """
 
     floor: int
@@ -142,7 +142,7 @@ class Cursor:
     ended: tuple[Range, ...] = ()
     """Offsets that were given out and then settled by no ack; see CursorWrite."""
     dead: tuple[Dead, ...] = ()
-    """Messages on their way to the dead letters, by offset, that are not known to stand there. They
+    """Messages on their way to the dead letters, by offset, that are not known to be there. They
     are not settled, and most are not passed either."""
 
 
@@ -162,12 +162,12 @@ class Owned:
 class CursorWrite:
     """A fenced change of a cursor; all of it or nothing.
 
-    Applied in this order: `settled` (absolute ranges, also removes retries and side line entries
-    of these offsets), `retries` (a row per offset; one of a settled offset is refused and comes
-    back in the answer), `aside` (appended to the keys' side lines and thereby passed), `parked`,
+    Applied in this order: `settled` (absolute ranges, also removes retries and side line entries of
+    these offsets), `retries` (a row per offset; one of a settled offset is refused and comes back
+    in the answer), `aside` (appended to the keys' side lines and thereby passed), `parked`,
     `unparked` (key hashes: the mark goes, the line stays), `dead` (what is settled by then is
-    refused and comes back in the answer; what stands in a side line leaves it, and is passed. Its
-    records stay until it is settled).
+    refused and comes back in the answer; offsets in a side line leave it, and are passed. Their
+    records stay until they are settled).
     """
 
     place: CursorPlace
@@ -181,8 +181,8 @@ class CursorWrite:
     dead: tuple[Dead, ...] = ()
     ended: tuple[Range, ...] = ()
     """The offsets of `settled` or `dead` that were given out and then settled by no ack
-    (dead-lettered, gone). The cursor keeps ENDED_RANGES_MAX of these, for the next owner to tell a
-    late ack (R21)."""
+    (dead-lettered, or no longer retained). The cursor keeps ENDED_RANGES_MAX of these, for the next
+    owner to tell a late ack (R21)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +233,8 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Certified records in order, from the one on that holds or follows the offset asked for; none:
-    nothing certified is there. `start` is the partition's first retained offset."""
+    """Certified records in order, from the one on that holds or follows the requested offset. None
+    of them: nothing certified is there. `start` is the partition's first retained offset."""
 
     records: tuple[Record, ...]
     start: int
@@ -270,7 +270,7 @@ class CursorState:
     aside_first: int | None = None
     """The lowest offset in a side line; None: there is none."""
     dead: int = 0
-    """Number of messages on their way to the dead letters that are not known to stand there."""
+    """Number of messages on their way to the dead letters that are not known to be there."""
 
 
 class MessageStatus(NamedTuple):
@@ -337,8 +337,8 @@ class StorageInspection(Protocol):
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
         """Return for each (partition, offset) when the record was published that holds the offset
-        or is the first one behind it, in unix milliseconds; None: nothing is retained from there
-        on, or the partition is unknown."""
+        or is the first one after it, in unix milliseconds; None: nothing is retained from there on,
+        or the partition is unknown."""
 
 
 class Storage(StorageInspection, Protocol):
@@ -350,18 +350,19 @@ class Storage(StorageInspection, Protocol):
         no other gateways."""
 
     async def incarnation(self) -> str:
-        """Return the name of the store's history: another one after `tocsin admin restore`
+        """Return the name of the store's history. `tocsin admin restore` makes another one
         (R30)."""
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
-        """Make its partitions, empty; made already: do nothing. Refused: it was dropped."""
+        """Make its partitions, empty. If they exist already, nothing happens. Raises Refused if the
+        queue was dropped."""
 
     async def drop_queue(self, queue_id: str) -> None:
         """Delete its partitions, cursors and dedup state, in slices. Making it later is Refused."""
 
     async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Make one cursor per partition, durable when this returns (R11). `starts` has one entry
-        per partition. Cursors that are there already stay as they are. Refused: it was dropped."""
+        per partition. Cursors that exist already stay as they are. Refused: it was dropped."""
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
         """Delete its cursors and side lines, there or not. Making it later is Refused (R12)."""
@@ -371,9 +372,9 @@ class Storage(StorageInspection, Protocol):
         before are fenced and nothing they settle counts."""
 
     async def purge(self, queue_id: str, group_id: str | None) -> int:
-        """Drop what stands there at this moment: as `seek` to the end for the group, or (None) for
-        every group, and then nothing of before is retained for anybody: `start` is the end. Returns
-        how many messages the group had not settled, or the queue retained.
+        """Drop all messages that are in the queue at this moment, like a `seek` to the end for the
+        group. With None, do so for every group, and retain nothing of before: `start` is the end.
+        Returns how many messages the group had not settled, or the queue retained.
 
         Raises Refused: queue_not_found, group_not_found; nothing happened.
         """
@@ -392,12 +393,12 @@ class Storage(StorageInspection, Protocol):
         """Append records; deduplicate by producer sequence (R6, R7) and client id (R8).
 
         `lane`: the lane of all of them when it was decided that they come next. If it is another
-        one by now, what they come behind may not be stored: they are refused (R7).
+        one by now, messages before them may not be stored, so they are refused (R7).
 
-        Each record's outcome stands alone. An append to an unknown partition is answered with
+        Each record has an outcome of its own. An append to an unknown partition is answered with
         `NotStored("queue_not_found")` throughout. A record without any new message still writes
-        something, so that a replication wait behind it means something (R9).
-        The append may begin at once. When awaited it raises Unknown if the outcome is not known.
+        something, so that a replication wait after it means something (R9). The append may begin at
+        once. When awaited it raises Unknown if the outcome is not known.
         """
 
     async def read(
@@ -412,8 +413,8 @@ class Storage(StorageInspection, Protocol):
     ) -> tuple[Record | None, ...]:
         """Read for each of these offsets (ascending) the certified record that holds it; None:
         there is none. Answers as many of the first offsets as have at most `bytes_max` bytes of
-        memory, but at least one. Refused: a record is there and not certified; it was certified
-        (R10), and is not gone."""
+        memory, but at least one. Refused: a record exists and is not certified. It was certified
+        before (R10), and is not lost."""
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
         """Find the first retained offset published at or after this time; if none, the certified
@@ -424,9 +425,9 @@ class Storage(StorageInspection, Protocol):
     ) -> Owned:
         """Become the owner: raises and persists the epoch above both the stored one and
         `epoch_seen` (R15), remembers the `token`, waits for the level `all`. The token names the
-        owner and is random behind that (see `is_same_owner`). An owner that owned the place last
-        under its name learns under which epoch (R22). With a token whose answer was lost: the same
-        start.
+        owner, and the rest of it is random (see `is_same_owner`). An owner that owned the place
+        last under its name learns under which epoch (R22). With a token whose answer was lost: the
+        same start.
 
         Raises:
             Fenced: `assignment` is older than one that owned this place before (R14).
@@ -435,8 +436,8 @@ class Storage(StorageInspection, Protocol):
 
     def write_cursors(self, writes: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
         """Make fenced cursor changes (see CursorWrite), one answer each. Settling above the
-        certified end is Refused for the whole call: it is a bug of the caller. The write may begin
-        at once, as an append."""
+        certified end is Refused for the whole call, because it is a bug of the caller. The write
+        may begin at once, as an append."""
 
     async def read_side(
         self, place: CursorPlace, key_hash: int, after: int, count_max: int
@@ -485,7 +486,7 @@ class Sealer(Protocol):
         """
 
     def unseal(self, partition: Partition, header: bytes, sealed: bytes) -> bytes:
-        """Return the payload that `seal` was given; one that was stored plain, as it is.
+        """Return the payload that `seal` was given; one that was stored plain is returned as it is.
 
         Raises:
             RecordDamaged: it was changed or belongs elsewhere, its key is not known, or its form

@@ -11,9 +11,9 @@ Its partitions then go to consumers that work.
                   consumer has come back and does not say what it holds
     activity      its next sign; more credit; what it holds
 
-A socket that stays open and answers pings is no sign, nor is credit while the consumer is
-responsive: a browser answers for a page that is frozen, and a client grants anew for what was
-revoked whether or not its handlers hang.
+A socket that stays open and answers pings is no sign, because a browser answers for a page that is
+frozen. Nor is credit while the consumer is responsive, because a client grants anew for revoked
+deliveries whether or not its handlers hang.
 """
 
 from math import inf
@@ -27,7 +27,7 @@ class CreditWindow:
     """The number of messages that a subscription still accepts.
 
     `granted` and `sent` count messages since the subscription began; a resumed session hands both
-    in. An expired or revoked delivery changes neither: the client grants anew for it.
+    in. An expired or revoked delivery changes neither, because the client grants anew for it.
 
     Raises:
         Refused: invalid_request: more sent than granted; limit_reached: see `grant`.
@@ -49,7 +49,8 @@ class CreditWindow:
         return self.granted - self.sent
 
     def grant(self, total: int) -> None:
-        """Raise what is granted in total. A lower or equal total is out of date: nothing happens.
+        """Raise what is granted in total. A lower or equal total is out of date, and nothing
+        happens.
 
         Raises:
             Refused: limit_reached: more than CREDIT_MAX would be available.
@@ -72,8 +73,8 @@ class CreditWindow:
         self.sent += count
 
     def received(self, total: int) -> None:
-        """Go on from the number that ever reached the client, which came back: the rest was never
-        sent (R25).
+        """Go on from the number of messages that ever reached the client, which came back. The rest
+        counts as never sent (R25).
 
         Raises:
             Refused: invalid_request: more than were sent.
@@ -108,8 +109,8 @@ class Responsiveness:
         return self.on_activity(now=now)
 
     def on_activity(self, *, now: float) -> bool:
-        """Note that the consumer's code runs. If it was unresponsive it begins anew: what it was
-        given before counts no more. True: it was unresponsive."""
+        """Note that the consumer's code runs. If it was unresponsive it begins anew, and earlier
+        deliveries count no more. True: it was unresponsive."""
         if self.is_unresponsive:
             self.is_unresponsive, self.last_sign = False, now
             return True

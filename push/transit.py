@@ -1,20 +1,21 @@
-"""What was handed to a client's transport and is not known to have reached the client. Pure.
+"""Data that was handed to a client's transport and is not known to have reached the client. Pure.
 
     hand over ── mark behind it ──▶ in transit ── the client answers the mark ──▶ arrived
 
 A transport takes far more than a slow line carries at once: the kernel, proxies and the line itself
-hold megabytes. Two things follow from what is still in transit:
+hold megabytes. Two rules follow:
 
 * The lease of a message does not run while the message is in transit and moves: it counts from the
-  arrival. [A lease of 30 s, and a message that takes 50: it is given again before it is there, and
-  again, for ever.]
+  arrival. [A lease of 30 s, and a message that takes 50: it is given again before it has arrived,
+  and again, for ever.]
 * A slow line is not given more while much is in transit: it gets one large message after the other
-  and not several at once. [The answers to acks, and whatever is urgent, wait behind megabytes.]
+  and not several at once. [The answers to acks, and everything urgent, wait behind megabytes.]
 
 A mark is something that the client answers when it has received all that is in front of it: a
 WebSocket ping, or the batch of a long poll. It proves more than TCP does, which ends at the first
-proxy. As long as TCP's other end has not taken everything, its progress tells what moves; behind
-it, a message moves for as long as the slowest line (`SLOWEST_BYTES_PER_S`) would need for it.
+proxy. As long as TCP's other end has not taken everything, its progress shows whether data moves.
+Beyond it, a message counts as moving for as long as the slowest line (`SLOWEST_BYTES_PER_S`) would
+need for it.
 
 Times: `now` and `given_at` are seconds of one monotonic clock.
 """
@@ -25,10 +26,11 @@ from typing import Final, NamedTuple
 from push import limits
 
 _OLD_S: Final = limits.MARK_BYTES / limits.SLOWEST_BYTES_PER_S
-"""What was handed over without a mark is less than MARK_BYTES, and has arrived after so long."""
+"""Time after which data handed over without a mark counts as arrived. It is less than
+MARK_BYTES."""
 _SAME_TURN_S: Final = 0.1
 INSTANT_S: Final = 0.002
-"""The clock of a loop moves on by then."""
+"""Resolution of the loop's clock: after this time it has moved on."""
 
 
 class _Mark(NamedTuple):
@@ -37,18 +39,18 @@ class _Mark(NamedTuple):
     """Bytes between the mark before and this one."""
     at: float
     until: float
-    """What was given until then is in front of it."""
+    """Time until which everything that was given is in front of the mark."""
 
 
 class _Arrival(NamedTuple):
     after: float
     until: float
     at: float
-    """What was given in after..until has arrived by then."""
+    """Time by which everything given in after..until has arrived."""
 
 
 class Transit:
-    """Of one client's transport."""
+    """Data in transit to one client over its transport."""
 
     __slots__ = (
         "_answered_at",
@@ -69,30 +71,31 @@ class Transit:
     )
 
     def __init__(self, *, opened_at: float) -> None:
-        """`opened_at`: since when the transport carries the session."""
+        """`opened_at`: the time since which the transport carries the session."""
         self._awaited: list[_Mark] = []
         self._number = 0
         self._unconfirmed = 0
         self._window = limits.TRANSIT_BYTES_MIN
         self._covered_until = nextafter(opened_at, -inf)
-        """What was given until then has arrived."""
+        """Time until which everything that was given has arrived."""
         self._slow: list[_Arrival] = []
-        """The latest arrivals that took long."""
+        """Latest arrivals that took long."""
         self._answered_at = -inf
-        """When a mark was answered last. Whatever was behind it may have waited for all that time:
-        where the line is slow, or something is left, the next mark is set at once."""
+        """Time of the last answer to a mark. Data after that mark may have waited for all that
+        time. So the next mark is set at once if the line is slow, or something is left."""
         self._last = -inf
-        """When the newest mark was set."""
+        """Time at which the newest mark was set."""
         self._moved_at = opened_at
         self._taken = 0
         self._is_taken = False
         self._has_answered = False
         self.is_slow = False
-        """The mark that was answered last took long."""
+        """Whether the mark that was answered last took long."""
         self.is_fast = False
-        """The line is known to carry much."""
+        """Whether the line is known to carry much."""
         self.is_deaf = False
-        """The client answers no marks: nothing is known of it, and nothing assumed."""
+        """Whether the client answers no marks. Nothing is known of its arrivals then, and nothing
+        assumed."""
 
     def __repr__(self) -> str:
         return (
@@ -112,21 +115,21 @@ class Transit:
 
     @property
     def _marked_bytes(self) -> int:
-        """Behind how much a mark stands: rarely where a line carries much."""
+        """Number of bytes after which a mark is set. Marks are rare on a line that carries much."""
         return max(limits.MARK_BYTES, min(limits.MARK_BYTES_MAX, self._window // 4))
 
     # --- Marks ----------------------------------------------------------------------------------
 
     def wants_mark(self, unmarked: int) -> bool:
-        """Whether a mark is to be set behind `unmarked` bytes, which have no mark yet. On a line
+        """Whether a mark should be set after `unmarked` bytes, which have no mark yet. On a line
         that carries much, marks are rarer."""
         return not self.is_deaf and unmarked >= self._marked_bytes
 
     def mark(
         self, size: int, *, now: float, taken_bytes: int | None = None, covers: bool = True
     ) -> int:
-        """Set a mark behind `size` bytes more; returns its number. `covers` False: something that
-        was given by now does not stand in front of it. `taken_bytes`: see `look`."""
+        """Set a mark after `size` more bytes; returns its number. `covers` False: something that
+        was given by now is not in front of it. `taken_bytes`: see `look`."""
         if not self._awaited:
             self._moved_at = now
             if now - self._answered_at > _SAME_TURN_S:
@@ -141,7 +144,8 @@ class Transit:
         return self._number
 
     def answered(self, number: int, *, now: float) -> bool:
-        """The client has received everything in front of this mark. False: it is not awaited."""
+        """Note that the client has received everything in front of this mark. Returns False if the
+        mark is not awaited."""
         if not self._awaited or not self._awaited[0].number <= number <= self._number:
             return False
         self._has_answered = True
@@ -149,9 +153,9 @@ class Transit:
         return True
 
     def named(self, given_at: float, *, now: float) -> None:
-        """The client names something that was given then: so it has arrived, and with it what was
-        given before, and, as far as one can tell, in the same turn. [A small message is acked while
-        a large one, which was given seconds later, is on its way.]"""
+        """Note that the client names something that was given then, which has arrived. Everything
+        given before has arrived with it, and probably all of the same turn. [A small message is
+        acked while a large one, which was given seconds later, is on its way.]"""
         if given_at <= self._covered_until:
             return
         number = 0
@@ -182,7 +186,8 @@ class Transit:
             self._window = min(self._window * 2, limits.TRANSIT_BYTES_MAX)
 
     def _remember(self, after: float, now: float) -> None:
-        """Arrivals within a second are one: a lease counts from the last of them."""
+        """Remember a slow arrival. Arrivals within a second are one, and a lease counts from the
+        last of them."""
         slow = self._slow
         if slow and slow[-1].until == after and now - slow[-1].at < limits.TRANSIT_SLOW_S:
             after = slow.pop().after
@@ -193,8 +198,8 @@ class Transit:
     # --- What moves -----------------------------------------------------------------------------
 
     def look(self, taken_bytes: int | None, *, now: float) -> None:
-        """How much the other end of TCP has taken so far, which only grows; None: all of it, or
-        nobody can know."""
+        """Note how many bytes the other end of TCP has taken so far, a number that only grows.
+        None: all of them, or it cannot be known."""
         self._is_taken = taken_bytes is None
         if taken_bytes is not None and taken_bytes > self._taken:
             self._taken = taken_bytes
@@ -210,8 +215,8 @@ class Transit:
         return now < self._moved_at + allowed_s
 
     def give_up(self, *, now: float) -> bool:
-        """Do not wait any longer for marks that are not answered though TCP's other end has taken
-        everything. True: there were such, and they count as answered."""
+        """Stop waiting for marks that are not answered though TCP's other end has taken everything.
+        Returns whether there were any; they count as answered."""
         if not self._awaited or not self._is_taken or self.moves(now=now):
             return False
         self._awaited.clear()
@@ -223,7 +228,7 @@ class Transit:
 
     # enforces: P6, R20
     def arrived(self, given_at: float, *, now: float) -> float | None:
-        """From when the lease counts of what was given then: from its arrival, where that took
+        """Return from when the lease of something given then counts: from its arrival, if that took
         long. None: it is in transit, and moves."""
         if given_at > self._covered_until and self.moves(now=now):
             return None
@@ -233,10 +238,10 @@ class Transit:
         return given_at
 
     def has_room(self, unmarked: int, *, now: float) -> bool:
-        """Whether more may be handed over beside what is in transit, and `unmarked` bytes behind
-        the last mark. Not at the instant of a mark, by a clock that may stand still for a
-        millisecond: when it was given tells what stands in front of the mark. On a fast line that
-        is worth no pause."""
+        """Whether more may be handed over beside the data in transit, and `unmarked` bytes after
+        the last mark. Not at the instant of a mark, because the clock may not move on for a
+        millisecond, and the time of giving decides what is in front of the mark. A fast line is not
+        paused for that."""
         if not self.is_fast and now < self._last + INSTANT_S:
             return False
         if not self._awaited:

@@ -1,7 +1,7 @@
 """The storage in memory: the verified fake of `push.storage_port.Storage` and its inbox.
 
 It keeps every promise of the port but durability, in the plainest way, and passes the contract
-suite that the real storages pass. What other tests run on this, they run on the port's semantics.
+suite that the real storages pass. Other tests that use it rely on the port's semantics alone.
 Gateways of one process that share one `MemoryStorage` share its inbox.
 """
 
@@ -55,10 +55,10 @@ from storage.rules.cursor import GroupCursor, check_write, start_floor
 
 @dataclass(slots=True)
 class StoredRecord:
-    """A record with what trimming asks of it."""
+    """A record with the facts that trimming needs of it."""
 
     record: Record
-    """Without its payload where that is sealed."""
+    """The record, without its payload if that is sealed."""
     published_unix_ms: int
     size: int
     header: bytes
@@ -67,7 +67,7 @@ class StoredRecord:
 
     @property
     def count(self) -> int:
-        """How many offsets it has."""
+        """Number of its offsets."""
         return self.record.last - self.record.first + 1
 
 
@@ -80,16 +80,16 @@ class MemoryPartition:
     lines: dict[bytes, ProducerLine] = field(default_factory=dict)
     buckets: IdBuckets = field(default_factory=IdBuckets)
     ids: dict[int, dict[bytes, int]] = field(default_factory=dict)
-    """Bucket of time -> digest -> offset."""
+    """Bucket of time → digest → offset."""
     cursors: dict[str, GroupCursor] = field(default_factory=dict)
     aside: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Group -> offset -> key hash: the side lines."""
+    """Group → offset → key hash: the side lines."""
     damage: list[Damage] = field(default_factory=list)
     """Records that could not be opened, and were quarantined (R30)."""
     sealer: Sealer = PLAIN
 
     def append(self, stored: StoredRecord) -> None:
-        """Keep it; where payloads are sealed, the sealed one alone."""
+        """Keep a record. If payloads are sealed, only the sealed one is kept."""
         if self.sealer is not PLAIN:
             stored.record.payload = b""
         self.records.append(stored)
@@ -118,7 +118,7 @@ class MemoryPartition:
         return Read(tuple(records), self.log.start, self.log.next_offset, tuple(damage))
 
     def _open(self, stored: StoredRecord) -> Record | None:
-        """The record with its payload; None: it is damaged, and put aside."""
+        """Return the record with its payload; None: it is damaged, and is quarantined now."""
         if self.sealer is PLAIN:
             return stored.record
         partition, first = self.log.partition, stored.record.first
@@ -132,12 +132,12 @@ class MemoryPartition:
             return None
 
     def replace(self, group_id: str, floor: int) -> None:
-        """A fresh cursor at `floor`, under a raised epoch."""
+        """Put a fresh cursor at `floor`, under a raised epoch."""
         self.cursors[group_id] = self.cursors[group_id].fresh(floor)
         self.aside[group_id] = {}
 
     def drop_all(self) -> None:
-        """Nothing below the end is retained any more."""
+        """Retain nothing below the end."""
         self.records = []
         self.damage = []
         self.log.drop_all()
@@ -157,7 +157,8 @@ class MemoryPartition:
         return sum(one.count for one in records if self._may_go(one, due_unix_ms))
 
     def trim(self, due_unix_ms: int) -> int:
-        """Delete every record published up to then that every group has settled; the bytes."""
+        """Delete every record published up to then that every group has settled. Returns the
+        bytes."""
         gone = [stored for stored in self.records if self._may_go(stored, due_unix_ms)]
         self.records = [x for x in self.records if not self._may_go(x, due_unix_ms)]
         log = self.log
@@ -167,17 +168,18 @@ class MemoryPartition:
         return size
 
     def published(self, offset: int) -> int | None:
-        """When the record was published that holds the offset or is the first one behind it."""
+        """Return when the record was published that holds the offset or is the first one after it;
+        None: there is none."""
         behind = (x.published_unix_ms for x in self.records if x.record.last >= offset)
         return next(behind, None)
 
     def standings(self, group_id: str, first: int, last: int) -> list[MessageStatus]:
-        """Where each of the offsets stands for a group that is there."""
+        """Return the status of each of the offsets for a group that exists."""
         cursor, aside = self.cursors[group_id], self.aside[group_id]
         return [cursor.standing(offset, aside.get(offset)) for offset in range(first, last + 1)]
 
     def parked(self, group_id: str) -> list[ParkedLine]:
-        """The parked keys of a group that is there, by hash."""
+        """Return the parked keys of a group that exists, by hash."""
         cursor, aside = self.cursors[group_id], self.aside[group_id]
         lines: list[ParkedLine] = []
         for mark in cursor.snapshot().parked:
@@ -206,10 +208,11 @@ class MemoryStorage:
         self._closed = False
         self._lost_answers: list[bool] = []
         self.publishable = True
-        """False: as below the free-space reserve; new messages are answered `storage_full`."""
+        """Whether new messages are taken. False: they are answered `storage_full`, as if free space
+        were below the reserve."""
 
     def lose_next_answer(self, *, applied: bool) -> None:
-        """The next append or write_cursors raises Unknown: the act happened, or it did not."""
+        """Let the next append or write_cursors raise Unknown. `applied`: whether it happens."""
         self._lost_answers.append(applied)
 
     def _check_open(self) -> None:
@@ -326,7 +329,7 @@ class MemoryStorage:
         if self._wake_up is not None:
             for partition, end in certified.items():
                 self._wake_up(partition, end)
-        await asyncio.sleep(0)  # overlapping calls meet here, as they do where a disk is
+        await asyncio.sleep(0)  # overlapping calls meet here, as they do with a disk
         if applied:
             raise Unknown("the answer of the storage was lost")
         return answers
@@ -410,7 +413,7 @@ class MemoryStorage:
         return at, at.cursors[place.group_id]
 
     def epoch_of(self, place: CursorPlace) -> int | None:
-        """The newest epoch of a place; None: there is no such place. For `MemoryInbox`."""
+        """Return the newest epoch of a place; None: it does not exist. For `MemoryInbox`."""
         at = self._find(place.partition)
         cursor = at.cursors.get(place.group_id) if at is not None else None
         return cursor.epoch if cursor is not None else None
@@ -576,7 +579,8 @@ class _Box:
 
 
 class MemoryInbox:
-    """`push.letters.Inbox`. `epoch_of`: the newest epoch of a place; None: there is none."""
+    """`push.letters.Inbox` in memory. `epoch_of` returns the newest epoch of a place; None: it does
+    not exist."""
 
     def __init__(self, epoch_of: EpochOf) -> None:
         self._epoch_of = epoch_of
@@ -585,7 +589,7 @@ class MemoryInbox:
         self._answer_came: list[tuple[str, Callable[[str], None]]] = []
 
     def _clear(self) -> float:
-        """What nobody took in its time goes, and what belongs to nothing; the time."""
+        """Delete inboxes whose time is up, or whose place does not exist. Returns the time."""
         now = asyncio.get_running_loop().time()
         for place, box in list(self._boxes.items()):
             if box.until < now or self._epoch_of(place) is None:

@@ -1,13 +1,13 @@
 """Several storage clusters as one storage.
 
 `ClusterMap` says which cluster has a partition. A queue's row in the catalog has a list of names
-that its partitions go through in turn, fixed when the queue is made; so nobody can know an older
-one. Only the question to the catalog waits.
+that its partitions go through in turn, fixed when the queue is made, so that no older list exists.
+Only the look-up in the catalog waits.
 
-`ShardedStorage` sends each request to the cluster of its partition. A queue is known, whole, to
-every cluster that has some of its partitions: there it has rows for all of them, of which those
-count that are placed there. So each cluster's acts are as they are with one alone, and a request
-about a whole queue goes to all of its clusters. Such an act is not one any more: where it fails in
+`ShardedStorage` sends each request to the cluster of its partition. Every cluster that has some of
+a queue's partitions knows the whole queue. It has rows for all partitions, of which those count
+that are placed there. So each cluster's acts are the same as with one cluster alone, and a request
+about a whole queue goes to all of its clusters. Such an act is not atomic any more: if it fails in
 the middle it is `Unknown`, and can be done again.
 
 `ShardedInbox` finds each inbox beside its cursor (`push.letters.Inbox`).
@@ -41,18 +41,19 @@ from push.storage_port import (
 )
 
 KNOWN_MAX: Final = 200_000
-"""Queues whose places are remembered: twice as many as there may be."""
+"""Queues whose places are remembered, twice as many as there may be."""
 FIRST: Final = 0
-"""The lane of the first cluster, where queues are whose row names none."""
+"""The lane of the first cluster, which has queues whose row names none."""
 
 
 class ClusterMap:
-    """Clusters by their number, the **lane**: in the order in which the settings name them. The
-    last lane is no cluster: there is what was placed at one that this gateway is not told of, and
-    its storage refuses everything.
+    """Clusters by their number, the **lane**, in the order in which the settings name them. The
+    last lane is no cluster. It has the partitions placed at a cluster that is not in this gateway's
+    settings, and its storage refuses everything.
 
-    `placed`: the names in a queue's row; None: there is no such queue, or it is gone. What is known
-    of one is remembered beyond its end: what is under way then is still where it was.
+    `placed` returns the names in a queue's row; None: the queue does not exist, or was deleted.
+    Known names are remembered after the deletion, because requests under way then still go to the
+    same clusters.
     """
 
     def __init__(
@@ -63,9 +64,9 @@ class ClusterMap:
     ) -> None:
         self.names = tuple(clusters)
         self.all = tuple(clusters.values())
-        """The names of the clusters, by lane."""
+        """The storages of the clusters, by lane."""
         self.stores = (*self.all, elsewhere)
-        """The storages of all lanes."""
+        """The storages of all lanes, the last one included."""
         self._lanes = {name: lane for lane, name in enumerate(self.names)}
         self._placed = placed
         self._known: dict[str, Sequence[str]] = {}
@@ -85,27 +86,28 @@ class ClusterMap:
         return self._lanes.get(name, len(self.all))
 
     def lane(self, partition: Partition) -> int:
-        """Where a partition is."""
+        """Return the lane of a partition."""
         names = self._names(partition.queue_id)
         return self._lane_of(names[partition.number % len(names)]) if names else FIRST
 
     def lanes_of(self, queue_id: str) -> list[int]:
-        """Where a queue has partitions, each once."""
+        """Return the lanes in which a queue has partitions, each once."""
         names = self._names(queue_id)
         return list(dict.fromkeys(map(self._lane_of, names))) if names else [FIRST]
 
     def having(self, queue_id: str) -> list[Storage]:
-        """Their storages."""
+        """Return the storages of these lanes."""
         return [self.stores[lane] for lane in self.lanes_of(queue_id)]
 
     def dropping(self, queue_id: str) -> Sequence[Storage]:
-        """Where it is to be dropped: at its own, one that this gateway is not told of included, for
-        what is dropped everywhere is forgotten. All, where nobody here knows any more."""
+        """Return the storages at which a queue is to be dropped: its own, including one that is not
+        in this gateway's settings, because only a queue that is dropped everywhere is forgotten.
+        All of them, if the queue is not known here any more."""
         self._names(queue_id)
         return self.having(queue_id) if queue_id in self._known else self.all
 
     def share(self, queue_id: str, lane: int) -> tuple[int, int]:
-        """How much of a queue is in this lane: so many parts, of so many."""
+        """Return (number of the queue's parts in this lane, number of its parts)."""
         names = self._names(queue_id)
         if not names:
             return 1, 1
@@ -116,7 +118,7 @@ class ShardedInbox:
     """`push.letters.Inbox` over these clusters."""
 
     def __init__(self, places: ClusterMap, inboxes: Sequence[Inbox]) -> None:
-        """`inboxes`: of every lane."""
+        """`inboxes`: those of every lane."""
         self._places = places
         self._inboxes = inboxes
 
@@ -130,7 +132,7 @@ class ShardedInbox:
         return await self._at(place).letters(place)
 
     async def places(self, queue_id: str) -> list[CursorPlace]:
-        """The places at the clusters that answer. Raises Refused: none does."""
+        """Return the places at the clusters that answer. Raises Refused if none does."""
         inboxes = [self._inboxes[lane] for lane in self._places.lanes_of(queue_id)]
         found = await asyncio.gather(
             *(inbox.places(queue_id) for inbox in inboxes), return_exceptions=True
@@ -157,16 +159,16 @@ class ShardedInbox:
 
 
 LANES_EACH: Final = 1 << 20
-"""Numbers of lanes that each cluster has: three for each slot's primary at most."""
+"""Number of lanes that each cluster has: at most three for each slot's primary."""
 LANES_BELOW: Final = 8
-"""A storage's own numbers begin a little below 0."""
+"""Number of a storage's own lanes below 0."""
 T = TypeVar("T")
 PartT = TypeVar("PartT")
 
 
 class ShardedStorage:
-    """`push.storage_port.Storage` over these clusters. Where a queue is not known any more, whoever
-    asks for it is answered by the first one, as for any queue that is gone."""
+    """`push.storage_port.Storage` over these clusters. Requests about a queue that is not known any
+    more go to the first one, which answers as for any deleted queue."""
 
     def __init__(self, places: ClusterMap) -> None:
         self._places = places
@@ -179,7 +181,7 @@ class ShardedStorage:
         return self._stores[self._places.lane(partition)]
 
     async def incarnation(self) -> str:
-        """The incarnation of the first cluster, which the catalog is with."""
+        """Return the incarnation of the first cluster, which the catalog is with."""
         return await self._stores[0].incarnation()
 
     # --- Queues and groups -------------------------------------------------------------------
@@ -187,11 +189,11 @@ class ShardedStorage:
     async def _everywhere(
         self, stores: Sequence[Storage], begin: Callable[[Storage], Awaitable[T]]
     ) -> list[T]:
-        """Ask all of them, also where one fails.
+        """Ask all of them, even if one fails.
 
         Raises:
             Refused: nothing has happened anywhere.
-            Unknown: it may have happened at some of them, and is to be done again.
+            Unknown: it may have happened at some of them, and has to be done again.
         """
         found = await asyncio.gather(*map(begin, stores), return_exceptions=True)
         return action_results(found)
@@ -229,7 +231,7 @@ class ShardedStorage:
         return self._at(partition).copies(partition, level)
 
     def lane(self, partition: Partition, level: Durability) -> Lane:
-        """The lane of a level: those of each cluster are its own."""
+        """Return the lane of a level. Each cluster has lanes of its own."""
         at = self._places.lane(partition)
         inner = self._stores[at].lane(partition, level)
         return Lane(at * LANES_EACH + inner.number + LANES_BELOW, inner.doubts)
@@ -237,21 +239,21 @@ class ShardedStorage:
     async def append(
         self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
-        """Append at each cluster. Records for several clusters are in several lanes: without a lane
-        a cluster that is away costs all their answer."""
+        """Append at each cluster. Records for several clusters are in several lanes. Without a
+        lane, a cluster that is away costs all of them their answer."""
 
         def begin(at: int, part: Sequence[Append]) -> Awaitable[list[Appended]]:
             inner = None
             if lane is not None:
                 number = lane.number - at * LANES_EACH - LANES_BELOW
-                inner = Lane(number, lane.doubts)  # of another cluster: none of this one's
+                inner = Lane(number, lane.doubts)  # of another cluster, so none of this one's
             return self._stores[at].append([self._bounded(one, at) for one in part], lane=inner)
 
         found = await self._in_parts(appends, lambda append: append.partition, begin)
         return in_order(found, action_results)
 
     def _bounded(self, append: Append, at: int) -> Append:
-        """The same with its cluster's part of the queue's bounds."""
+        """Return the append with its cluster's part of the queue's bounds."""
         if not (append.messages_max or append.bytes_max):
             return append
         here, of = self._places.share(append.partition.queue_id, at)
@@ -269,7 +271,7 @@ class ShardedStorage:
         partition_of: Callable[[PartT], Partition],
         begin: Callable[[int, Sequence[PartT]], Awaitable[Sequence[T]]],
     ) -> list[tuple[Sequence[int], Sequence[T] | BaseException]]:
-        """Every cluster is asked for its own, once: what came of it, with their places in the
+        """Ask every cluster for its own parts, once. Returns each outcome, with its places in the
         list."""
         parts: dict[int, list[int]] = {}
         for number, one in enumerate(asked):
@@ -277,7 +279,7 @@ class ShardedStorage:
         works = [
             begin(lane, [asked[number] for number in numbers]) for lane, numbers in parts.items()
         ]
-        if len(works) == 1:  # begins at once: whoever is cancelled after that takes nothing back
+        if len(works) == 1:  # begins at once; a cancelled caller takes nothing back
             return [(range(len(asked)), await works[0])]
         found = await asyncio.gather(*works, return_exceptions=True)
         return list(zip(parts.values(), found, strict=True))
@@ -308,7 +310,7 @@ class ShardedStorage:
         return in_order(await self._in_parts(places, lambda place: place[0], begin), read_results)
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
-        """The state of each partition, by the cluster that has it."""
+        """Return the state of each partition, from the cluster that has it."""
         states = [
             state
             for lane, some in await self._seen(queue_id, lambda store: store.partitions(queue_id))
@@ -320,7 +322,8 @@ class ShardedStorage:
     async def _seen(
         self, queue_id: str, look: Callable[[Storage], Awaitable[T]]
     ) -> list[tuple[int, T]]:
-        """Ask the queue's clusters; their answers by lane. Raises what one of them does."""
+        """Ask the queue's clusters, and return their answers by lane. Raises the error of any of
+        them."""
         lanes = self._places.lanes_of(queue_id)
         works = [look(self._stores[lane]) for lane in lanes]
         found = read_results(await asyncio.gather(*works, return_exceptions=True))
@@ -335,7 +338,8 @@ class ShardedStorage:
         return await store.own(place, token=token, assignment=assignment, epoch_seen=epoch_seen)
 
     async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
-        """Write at each cluster; one that is away costs all their answer, see `append`."""
+        """Write at each cluster. One that is away costs all of them their answer, as in
+        `append`."""
 
         def begin(lane: int, part: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
             return self._stores[lane].write_cursors(part)
@@ -383,8 +387,8 @@ class ShardedStorage:
         return await self._at(partition).seal(partition, successors)
 
     async def state(self) -> StorageState:
-        """The state of all. One that takes writes is enough: what is at the others is refused, and
-        said here."""
+        """Return the state of all. One that takes writes is enough; requests to the others are
+        refused, and the reason is given here."""
         states = await asyncio.gather(*(store.state() for store in self._places.all))
         named = list(zip(self._places.names, states, strict=True))
         return StorageState(
@@ -404,10 +408,10 @@ class ShardedStorage:
 
 
 def action_results(found: Sequence[T | BaseException]) -> list[T]:
-    """The answers of several clusters, where all have given one.
+    """Return the answers of several clusters, if all have given one.
 
     Raises:
-        Refused, Fenced: what one said, where all refused; Unknown: some did it, or may have.
+        Refused, Fenced: the error of one, if all refused; Unknown: some did it, or may have.
     """
     errors = errors_in(found)
     if not errors:
@@ -418,14 +422,16 @@ def action_results(found: Sequence[T | BaseException]) -> list[T]:
 
 
 def read_results(found: Sequence[T | BaseException]) -> list[T]:
-    """The same for what changes nothing. Raises what one of them said that did not answer."""
+    """Return the answers of looks, which change nothing. Raises the error of one that did not
+    answer."""
     for error in errors_in(found):
         raise error
     return [one for one in found if not isinstance(one, BaseException)]
 
 
 def errors_in(found: Sequence[T | BaseException]) -> list[TocsinError]:
-    """The errors among them. Raises what is no error of a storage: a bug, or being cancelled."""
+    """Return the errors among them. Raises an error that is none of a storage: a bug, or a
+    cancellation."""
     errors = [one for one in found if isinstance(one, BaseException)]
     for error in errors:
         if not isinstance(error, TocsinError):
@@ -446,6 +452,6 @@ def in_order(
 
 
 def share_of_bound(bound: int, here: int, of: int) -> int:
-    """The part of a queue's bound that counts at a cluster with `here` of its partitions, `of` of
-    them in all: all of them together never take more. One at least, where there is a bound."""
+    """Return the part of a queue's bound that counts at a cluster with `here` of its `of`
+    partitions. All clusters together never take more. At least one, if there is a bound."""
     return max(1, bound * here // of) if bound else 0

@@ -69,8 +69,8 @@ class HeldClaims:
 def sort(
     deliveries: DeliveryList, slots: Mapping[int, OwnedPartition], is_coming: Callable[[int], bool]
 ) -> HeldClaims:
-    """Sort a list by what the consumer's slots say. `is_coming`: whether a partition without a slot
-    will have one of this consumer's."""
+    """Sort a list by the consumer's slots. `is_coming`: whether a partition without a slot will
+    have one of this consumer's."""
     said = HeldClaims()
     for partition, epochs in claims_of(deliveries).items():
         slot = slots.get(partition)
@@ -99,7 +99,7 @@ def claims_of(deliveries: DeliveryList) -> Claims:
 
 
 def offsets_in(claims: Claims) -> int:
-    """Number of offsets that these claims name."""
+    """Return the number of offsets that these claims name."""
     return sum(
         extent(ranges)
         for epochs in claims.values()
@@ -132,13 +132,10 @@ async def adopt_in(
     epochs: Mapping[int, Pushes],
     room: Callable[[], int],
 ) -> DeliveryList:
-    """Adopt what may be adopted in partition `number`, which has this slot (None: it is another
-    consumer's). Returns what was not. `room`: asked when the log was read: so many messages at
-    most; below 0, nobody wants to know any more.
-
-    Raises:
-        TocsinError: the log could not be read; nothing was adopted.
-    """
+    """Adopt deliveries in partition `number`, as far as they may be adopted. `slot`: the
+    partition's; None: another consumer has it. Returns those that were not adopted. `room`: called
+    when the log was read; it returns the most messages to adopt, below 0 if the outcome no longer
+    matters."""
     lost: DeliveryList = []
     for epoch, pushes in epochs.items():
         gone: Mapping[int, Sequence[Range]] = pushes
@@ -162,8 +159,8 @@ async def adopt_in(
 
 
 async def read_keys(tail: Tail, partition: Partition, wanted: Sequence[Range]) -> dict[int, int]:
-    """Read the key hashes of these ranges, which ascend: offset → key hash, where the log has
-    it."""
+    """Read the key hashes of these ranges, which ascend. Returns offset → key hash of the offsets
+    that the log has."""
     keys: dict[int, int] = {}
     records: deque[Record] = deque()
     for first, last in wanted:
@@ -183,7 +180,8 @@ async def read_keys(tail: Tail, partition: Partition, wanted: Sequence[Range]) -
 
 
 class Settlement(AckWaiter):
-    """The result of an ack, nack or extend: a count, and delivery lists of what it did not touch.
+    """The result of an ack, nack or extend: a count, and delivery lists of those that it did not
+    touch.
 
     `confirmed` is called with it, once, when all of it is durable or that will never be known here.
     """
@@ -198,7 +196,7 @@ class Settlement(AckWaiter):
         self.not_delivered: DeliveryList = []
 
     def add(self, place: tuple[int, int, int], judged: Judged) -> None:
-        """Count what was judged of (partition, epoch, push)."""
+        """Count the judgement of (partition, epoch, push)."""
         for first, last in judged.settled:
             self.settled += last - first + 1
         for ranges, out in (
@@ -209,7 +207,8 @@ class Settlement(AckWaiter):
                 out.append([*place, *(number for pair in ranges for number in pair)])
 
     def write(self, partitions: Collection[OwnedPartition], now: float) -> None:
-        """Let these write what was settled in them; wait for that only where the client asked."""
+        """Have these partitions write what was settled in them; wait for that only if the client
+        requested it."""
         if self.confirmed is not None:
             super().write(partitions, now)
             return
@@ -223,18 +222,18 @@ class Settlement(AckWaiter):
 
 
 class _Barrier(Settlement):
-    """The answer to an ack of nothing: what was settled before is durable. Of a partition that has
-    another owner by then nothing is said."""
+    """The answer to an ack of nothing, once everything settled before is durable. Partitions that
+    have another owner by then are left out."""
 
     __slots__ = ()
 
     def on_written(self, *, durable: bool) -> None:
-        """Count one partition, whoever owns it."""
+        """Count one partition, whichever owner it has."""
         super().on_written(durable=True)
 
 
 class Consumer:
-    """One subscription in a group. It may leave from when it is made."""
+    """Subscription in a group. It may leave as soon as it is made."""
 
     pulls = False
 
@@ -255,12 +254,12 @@ class Consumer:
         self.principal = link.principal
         self.log_place = LoggedPlace(runtime.log, runtime.queue, runtime.group.name, link)
         self.name = self._place
-        if runtime.part.is_shared:  # nobody takes another one's place by his session's name (P11)
+        if runtime.part.is_shared:  # no name of a session takes another one's place (P11)
             self.name += f"~{self.owner.hex()[:8]}"
         self._credit = CreditWindow()
         self._credit.grant(credit)
         self._reserved = 0
-        """Messages that are being settled before they are pushed (R23)."""
+        """Number of messages that are being settled before they are pushed (R23)."""
         self._in_flight = 0
         """Number of deliveries in flight, in all its slots."""
         self.slots: dict[int, OwnedPartition] = {}
@@ -269,7 +268,7 @@ class Consumer:
         self.opened = False
         self.left = False
         self._ended: Refused | None = None
-        """Why its group is deleted; None: it is not."""
+        """The reason why its group is deleted; None: it is not."""
         self._is_of_before = held
         """Whether it may name deliveries of a gateway before this one."""
         self.stays = self._suspended = held
@@ -282,19 +281,18 @@ class Consumer:
 
     @property
     def linger_s(self) -> float:
-        """Seconds that its place waits for it; 0: not at all."""
+        """Seconds for which its place waits for it; 0: not at all."""
         return self._link.linger_s
 
     @property
     def owner(self) -> bytes:
-        """The name in owner tokens (R22): the same when its session comes back, and another one for
-        every tenant and principal."""
+        """The name in owner tokens (R22). It is the same when its session comes back, and another
+        one for every tenant and principal."""
         who, group_id = self.principal, self._runtime.group.group_id
         parts = msgspec.json.encode([who.tenant, who.name, group_id, self._place])
         return blake2b(parts, digest_size=OWNER_BYTES, person=b"tocsin-owner").digest()
 
     def described(self) -> OwnerDescription:
-        """As Member.described."""
         link = self._link
         return OwnerDescription(
             consumer=self.name,
@@ -324,12 +322,12 @@ class Consumer:
 
     async def join(self) -> None:
         """Join the group. Nothing is given before this turn of the loop has ended, so that the
-        caller's answer goes first. Raises TocsinError: it has not joined."""
+        caller's answer goes first. Raises TocsinError if it has not joined."""
         await self._runtime.join(self)
         asyncio.get_running_loop().call_soon(self.open)
 
     def open(self) -> None:
-        """Let pushes come: the session knows of the subscription."""
+        """Let pushes come, because the session knows of the subscription."""
         self.opened = True
         self.pump()
         if self.stays:
@@ -347,7 +345,7 @@ class Consumer:
 
     # enforces: P8
     def share(self) -> Share:
-        """A key's share of what is available: of the credit, and of the room for leases."""
+        """The share of the credit, and of the room for leases, that one key may have."""
         credit, most = self._credit, limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
         of_credit = credit.available - self._reserved - kept(credit.window)
         of_room = most - self._in_flight - kept(most)
@@ -355,7 +353,7 @@ class Consumer:
 
     @property
     def blocked_by(self) -> str:
-        """Why `available` is 0; see PartitionOwner.blocked_by."""
+        """The reason why `available` is 0; see PartitionOwner.blocked_by."""
         if self._runtime.queue.paused:
             return "paused"
         if self._suspended or not self._link.writable():
@@ -364,7 +362,7 @@ class Consumer:
         return "in_flight" if full else "credit"
 
     def holds(self, more: int) -> None:
-        """More or fewer of its deliveries are in flight; see PartitionOwner.holds."""
+        """Count more or fewer of its deliveries as in flight; see PartitionOwner.holds."""
         was_full = self._in_flight >= limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
         self._in_flight += more
         if was_full:
@@ -378,7 +376,7 @@ class Consumer:
         return self._credit.sent
 
     def grant(self, granted_total: int) -> None:
-        """Credit, counted absolutely (R25). Raises Refused(too_many)."""
+        """Raise the credit, which is counted absolutely (R25). Raises Refused(too_many)."""
         self._credit.grant(granted_total)
         if self._responsiveness.is_unresponsive and not self._suspended:
             self._is_back()
@@ -391,8 +389,8 @@ class Consumer:
             self._end_of_turn.call(self._pump)
 
     def _pump(self) -> None:
-        """Let slots that have something to give take turns: a bounded number of messages each, so
-        that a backlog starves no partition."""
+        """Let slots that have something to give take turns, with a bounded number of messages each,
+        so that a backlog starves no partition."""
         self._scheduled = False
         slots = list(self.slots.values())
         if not slots or self.left:
@@ -421,7 +419,7 @@ class Consumer:
         count = push.count
         if reserved is not None:
             self._reserved -= count
-        if self.left:  # at most once: they are settled, and nobody is there any more
+        if self.left:  # at most once: they are settled, and their consumer has left
             return False
         self._credit.spend(count)
         head = frames.push_head(
@@ -446,7 +444,7 @@ class Consumer:
 
     # enforces: R17
     def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
-        """Tell the session at once what is no longer its own (R17)."""
+        """Inform the session at once of deliveries that are no longer its own (R17)."""
         by_push: dict[int, list[Range]] = {}
         for push, offset in sorted(taken):
             by_push.setdefault(push, []).append((offset, offset))
@@ -462,7 +460,8 @@ class Consumer:
         confirmed: Callable[[Settlement], None] | None,
     ) -> Settlement:
         """Settle (R21); `confirmed` is called with the answer once it is durable. Without
-        deliveries: once all is that was settled before in partitions still its own."""
+        deliveries it is called once everything is durable that was settled before in partitions
+        still its own."""
         check_deliveries(deliveries)
         check_deliveries(started)
         settled = Settlement(confirmed)
@@ -499,8 +498,8 @@ class Consumer:
         reject: bool = False,
         confirmed: Callable[[Settlement], None] | None = None,
     ) -> Settlement:
-        """Return; each is a counted attempt, with `reject` the last one. `reason` is kept with
-        them; `confirmed` as in `ack`."""
+        """Return deliveries; each is a counted attempt, with `reject` the last one. `reason` is
+        kept with them; `confirmed` as in `ack`."""
         check_deliveries(deliveries)
         settled = Settlement(confirmed)
         touched: dict[int, OwnedPartition] = {}
@@ -549,7 +548,7 @@ class Consumer:
         return settled
 
     def _note_arrival(self, *named: DeliveryList) -> None:
-        """Whatever the client names has arrived."""
+        """Note that everything that the client names has arrived."""
         given_at = [
             push.given_at
             for partition, epoch, number, *_ in chain(*named)
@@ -588,8 +587,9 @@ class Consumer:
         return None, 0
 
     def _was_given(self, partition: int, epoch: int) -> bool:
-        """Whether there may have been such a delivery, under an epoch that is over. Of a partition
-        that had no owner since this gateway began, a consumer that was here before may name any."""
+        """Whether such a delivery may have been given, under an epoch that is over. A consumer that
+        was here before may name any delivery of a partition that had no owner since this gateway
+        began."""
         newest = self._runtime.epochs.get(partition)
         if newest is None:
             return self._is_of_before and partition in self._runtime.queue.members
@@ -599,11 +599,10 @@ class Consumer:
 
     @property
     def is_unresponsive(self) -> bool:
-        """As Member.is_unresponsive."""
         return self._responsiveness.is_unresponsive
 
     def _sign(self, now: float, *named: DeliveryList) -> None:
-        """Note that the client names these deliveries: it works, and has them."""
+        """Note that the client names these deliveries, so it works and has them."""
         if self._responsiveness.on_sign(now=now):
             self._rebalance()
         if self._link.is_in_transit:
@@ -617,7 +616,8 @@ class Consumer:
         return self._link.lease_start(push.given_at)
 
     def lapsed(self, given_at: float) -> None:
-        """Without a transport it can give no sign: its session lingers."""
+        """Note that a lease has ended by time. It counts only while the session has a transport,
+        because without one the consumer can give no sign."""
         if not self._suspended and self._responsiveness.on_lease_end(given_at):
             self._rebalance()
 
@@ -626,8 +626,8 @@ class Consumer:
             self._runtime.rebalance()
 
     def await_held(self) -> None:
-        """Give the client HELD_TIMEOUT_S to say what it holds, or to go on with it; else its
-        partitions go to consumers that work."""
+        """Give the client HELD_TIMEOUT_S to say what it holds, or to go on saying it. After that
+        its partitions go to consumers that work."""
         self._stop_waiting()
         if self._suspended and not self.left:
             loop = asyncio.get_running_loop()
@@ -644,19 +644,21 @@ class Consumer:
             self._held_late = None
 
     def deleted(self, why: Refused) -> None:
-        """Its group is gone: the session hears of it; who is away, when it says what it holds."""
+        """End, usually because the group was deleted, and inform the session of the reason. A
+        client that is away learns it when it says what it holds."""
         self._stop_waiting()
         self.left, self._ended = True, why
         self._link.send(frames.error(why, subscription=self.subscription))
 
     def moved_away(self) -> None:
-        """As Member.moved_away: its session is over here, with all its subscriptions."""
+        """Leave this gateway: the session is over here, with all its subscriptions."""
         self.left, self._adopting = True, None
         self._stop_waiting()
         self._link.on_moved()
 
     def end(self, why: Refused) -> None:
-        """End the subscription: tell its client why, and return what is unsettled to the group.
+        """End the subscription, inform its client of the reason, and return unsettled deliveries to
+        the group.
 
         A subscription that has ended already stays as it is.
         """
@@ -665,7 +667,7 @@ class Consumer:
             self.deleted(why)
 
     def unsettled(self) -> int:
-        """Number of deliveries that it holds."""
+        """Return the number of deliveries that it holds."""
         return self._in_flight
 
     # --- Between two transports -----------------------------------------------------------------
@@ -682,12 +684,12 @@ class Consumer:
     ) -> DeliveryList | Awaitable[DeliveryList]:
         """Take up what the client holds, which came back with `received` messages in all (R22,
         R25). Messages pushed beyond that have not arrived: they go back uncounted. Deliveries of
-        the epoch before are adopted, where they may be. Returns the `deliveries` that are not its
-        own any more, at once or when that is known; until then nothing is given.
+        the epoch before are adopted, if they may be. Returns the `deliveries` that are not its own
+        any more, at once or when that is known. Until then nothing is given.
 
         Raises:
             Refused: invalid_request: more received than was sent, more held than may be, or the
-                client never was away: what is on its way to it now would be taken back.
+                client never was away, and messages on their way to it would be taken back.
         """
         if not self._suspended:
             raise Refused("invalid_request", "held comes once, after a session was resumed")
@@ -697,7 +699,7 @@ class Consumer:
         self._credit.received(received)
         self._stop_waiting()
         self._runtime.part.claim(self.name)
-        if self._ended is not None:  # nobody may have heard it; nothing will ever be pushed
+        if self._ended is not None:  # the error may not have arrived; nothing will be pushed
             self._link.send(frames.error(self._ended, subscription=self.subscription))
         now = asyncio.get_running_loop().time()
         for partition, slot in list(self.slots.items()):
@@ -733,10 +735,10 @@ class Consumer:
             self._rebalance()
 
     def leave(self, *, moves: bool = False, done: Callable[[], None] | None = None) -> None:
-        """Go at once; what is unsettled returns to the group. `moves`: this gateway goes down, and
-        the client keeps what it holds and goes on at the next one. `done` is called once, when all
-        that was settled or returned of its deliveries is durable, or is known to be somebody else's
-        by then."""
+        """Leave at once; unsettled deliveries return to the group. `moves`: this gateway goes down,
+        and the client keeps its deliveries and goes on at the next one. `done` is called once, when
+        all that was settled or returned of its deliveries is durable, or is known to have another
+        owner by then."""
         slots = dict(self.slots)
         if not self.left:
             self.left = True

@@ -1,13 +1,14 @@
-"""Cursor writer: gathers the cursor writes of all deliveries of this gateway.
+"""Cursor writer, which gathers the cursor writes of all deliveries of this gateway.
 
-A cursor that moved is written with the next flush: at once when something waits for it (a confirmed
-ack, a redelivery, an overflowing line), else after a few milliseconds, so that thousands of acks
-become one row. The storage puts the writes into its next group commit. Writes of one lane
-(`push.storage_port.Lane`) succeed or fail together, and hold up no other lane's.
+A cursor that moved is written with the next flush. The flush comes at once when something waits for
+it (a confirmed ack, a redelivery, an overflowing line). Otherwise it comes after a few
+milliseconds, so that thousands of acks become one row. The storage puts the writes into its next
+group commit. Writes of one lane (`push.storage_port.Lane`) succeed or fail together, and hold up no
+other lane's.
 
 While a commit of published records is under way in the lane, no other commit begins there. So the
-writes wait here until it has ended, and go right behind the records published next: handed over
-meanwhile they would be a transaction of their own, which the next records would wait for. Where
+writes wait here until it has ended, and go right after the records published next. Handed over
+meanwhile, they would be a transaction of their own, which the next records would wait for. If
 commits are large, or one takes long, they are handed over all the same.
 """
 
@@ -41,13 +42,13 @@ class CursorSource(Protocol):
         """Return the change to write now; None: nothing, or one is under way."""
 
     def written(self, answer: Written) -> None:
-        """Take up that the change is durable."""
+        """Note that the change is durable."""
 
     def not_written(self, error: TocsinError) -> None:
-        """Keep the change: it is not durable, or that is not known."""
+        """Keep the change, because it is not durable, or that is not known."""
 
     def fenced(self) -> None:
-        """End: a newer owner exists."""
+        """End, because a newer owner exists."""
 
 
 class CursorWriter:
@@ -72,7 +73,7 @@ class CursorWriter:
         self._watchers: list[Callable[[Partition], None]] = []
 
     def mark(self, writer: CursorSource, *, urgent: bool = False) -> None:
-        """Write a cursor with the next flush; `urgent`: something waits for it."""
+        """Write a cursor with the next flush. `urgent`: something waits for it."""
         self._dirty[writer] = None
         if urgent:
             if self._soon is None:
@@ -81,7 +82,8 @@ class CursorWriter:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_AFTER_S, self._flush)
 
     def watch(self, written: Callable[[Partition], None]) -> None:
-        """Call `written` with each partition in which something was settled: there may be room."""
+        """Call `written` with each partition in which something was settled, because it may have
+        room."""
         self._watchers.append(written)
 
     def moved(self, number: int) -> None:
@@ -120,7 +122,7 @@ class CursorWriter:
         loop.call_soon(self._look, number)
 
     def _look(self, number: int) -> None:
-        """Hand over the writes of a lane where the commit that was to begin did not."""
+        """Hand over the writes of a lane if the commit that was to begin did not."""
         if not self._must_wait(number):
             self.moved(number)
 
@@ -156,18 +158,18 @@ class CursorWriter:
         except TocsinError as error:
             if error.code.retry or len(taken) == 1:
                 self._not_written(taken, error)
-            else:  # it says something of one of them; none was written
+            else:  # the answer is about one of them, and none was written
                 each = [([one], self._storage.write_cursors([one[1]])) for one in taken]
                 await asyncio.gather(*(self._write(*one) for one in each))
             return
-        except Exception as error:  # a bug: nobody's write stays under way for ever
+        except Exception as error:  # a bug; no write stays under way for ever
             self._not_written(taken, Unknown(f"internal: {error!r}"))
             raise
         failed: Exception | None = None
         for (writer, write), answer in zip(taken, answers, strict=True):
             try:
                 self._written(writer, write, answer)
-            except Exception as error:  # of one: the others hear of theirs
+            except Exception as error:  # of one; the others still get their answers
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -178,8 +180,8 @@ class CursorWriter:
         loop = asyncio.get_running_loop()
         for writer, _ in taken:
             writer.not_written(error)
-            # Whatever it was: nobody else would write it, and a slot that ends waits for that.
-            # After a failover what was certified is not, for a moment (R10).
+            # Whatever the error was, nothing else would write it, and a slot that ends waits for
+            # that. After a failover certified offsets are not certified for a moment (R10).
             loop.call_later(RETRY_AFTER_S, self.mark, writer)
 
     def _written(self, writer: CursorSource, write: CursorWrite, answer: Written) -> None:

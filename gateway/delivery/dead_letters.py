@@ -1,4 +1,4 @@
-"""Dead letters: messages that can go no further move to the queue their queue names for them.
+"""Moves of dead letters: messages that can go no further go to the queue that their queue names.
 
     a message's end has come ──one cursor write──▶ dead ──append──▶ in the dead letters ──▶ settled
 
@@ -6,13 +6,13 @@ The owner of a partition decides that a message goes there, durably and under it
 anything is appended (push.delivery.waiting). So the next owner of the partition moves it too, and
 gives it to nobody (P3, P5). Each letter keeps key, body and headers, and says in more headers where
 it comes from and why it is here. Letters are moved in the order of the log, many with one append,
-each under an id made of its place and group: a crash behind the append repeats it, and
-deduplication answers the repetition (R8).
+each under an id made of its place and group. A crash after the append repeats it, and deduplication
+answers the repetition (R8).
 
-Where an append is answered `unknown`, its letters are looked for before they are sent again. Sent
-again each would be a second one as soon as its id is forgotten, and a queue may remember no ids at
-all. The search reads what was appended since, as soon as all of that is certified, which it is not
-while a copy is away (R10).
+If an append is answered `unknown`, its letters are searched for before they are sent again. Sent
+again, each would be a second one as soon as its id is forgotten, and a queue may remember no ids at
+all. The search reads everything appended since, as soon as all of that is certified. It is not
+certified while a copy is away (R10).
 
     [A replica is away for an hour, and a letter is tried every second: with a window of 300 s there
     would be twelve of it, with none 3,600.]
@@ -59,20 +59,21 @@ class LetterSearch:
         self._gave_up_on = gave_up_on
         self._before = {state.partition: state for state in before}
         self._ends: dict[Partition, int] = {}
-        """The end of what may hold a letter, by partition."""
+        """Partition → the end of the offsets that may hold a letter."""
 
     async def found(self) -> set[str]:
-        """Return the letters that are there. A queue that is gone holds nothing.
+        """Return the ids of the letters that the queue has. A queue that was deleted has none.
 
         Raises:
-            Unknown: that cannot be told yet: ask again.
+            Unknown: that cannot be known yet; searching again later is safe.
             Refused: the storage does not answer.
         """
         if self._gave_up_on(self._target.queue_id):
             raise Unknown("it may be there soon: its commit has not ended")
         states = await self._storage.partitions(self._target.queue_id)
         for state in states:
-            # Less than before: what a primary had alone was lost with it.
+            # The end may be lower than before, because offsets that only a primary had were lost
+            # with it.
             known = self._ends.get(state.partition, state.end)
             self._ends[state.partition] = min(known, state.end)
         if any(state.certified < self._ends[state.partition] for state in states):
@@ -102,12 +103,13 @@ class LetterSearch:
 MOVE_AGAIN_S: Final = 1.0
 """Pause between two tries to move messages that the dead-letter queue does not take."""
 LOOKED_S: Final = 10.0
-"""How long what was seen of a dead-letter queue stands for how it is before letters are sent: so
-much of it more is looked through where some are in doubt."""
+"""How long the last look at a dead-letter queue counts as its state before letters are sent. If
+some are in doubt, the search begins that much earlier."""
 NEW_OUTCOME: Final = 2
-"""Numbers of the outcome of a message that was not there before."""
+"""Number of fields of the outcome of a message that was not in the queue before."""
 RUN_MIN: Final = 4
-"""So many neighbours are read as a stretch of the log; fewer are looked up one by one."""
+"""Number of neighbours from which they are read as a stretch of the log. Fewer are looked up one by
+one."""
 logger = logging.getLogger("tocsin.dead_letters")
 
 
@@ -124,14 +126,15 @@ class DeadLetters:
         self._publisher = publisher
         self._queue_of = queue_of
         self._looks: dict[str, tuple[float, list[PartitionState]]] = {}
-        """Dead-letter queues by id: when each was looked at, and its state then."""
+        """Dead-letter queues by id: the time of the last look at each, and its state then."""
         self.moved_total = 0
 
     # enforces: P1
     async def move(self, slot: OwnedPartition) -> None:
-        """Move what is dead in this slot's partition, until nothing is or the slot ends. What the
-        dead-letter queue does not take is tried again, and the slot knows why meanwhile. A message
-        that is gone (its record was deleted or damaged) is settled, and that is all."""
+        """Move the dead messages of this slot's partition, until none is left or the slot ends.
+        Messages that the dead-letter queue does not take are tried again, and the slot knows why
+        meanwhile. A message that is no longer in the log (its record was deleted or damaged) is
+        only settled."""
         left: list[DeadLetter] = []
         search: LetterSearch | None = None
         while not slot.ended:
@@ -165,8 +168,8 @@ class DeadLetters:
     async def _send(
         self, slot: OwnedPartition, batch: Sequence[DeadLetter]
     ) -> tuple[list[DeadLetter], LetterSearch | None]:
-        """Move these. Returns those that did not arrive, and how to look for them where nobody
-        knows."""
+        """Move a batch. Returns the messages that did not arrive, and a search for those whose
+        outcome is unknown; None: there are none."""
         messages = await self._read(slot.partition, [one.offset for one in batch])
         gone = [one for one in batch if one.offset not in messages]
         if gone:
@@ -200,8 +203,8 @@ class DeadLetters:
         batch: Sequence[DeadLetter],
         letters: Sequence[Message],
     ) -> PendingPublish:
-        """Append them, and settle what was stored. That is counted though the slot has ended by
-        then: once, and not where it was there already."""
+        """Append letters, and settle the messages that were stored. Each is counted once, even if
+        the slot has ended by then, and not if the queue had it already."""
         done: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
 
         def answered(answer: PendingPublish) -> None:
@@ -223,7 +226,8 @@ class DeadLetters:
     # --- Reading -------------------------------------------------------------------------------
 
     async def _read(self, partition: Partition, offsets: Sequence[int]) -> dict[int, Message]:
-        """The messages at these offsets, ascending; what is gone is not there.
+        """Return the messages at these offsets, which ascend. Those that the log no longer has are
+        missing.
 
         Raises:
             Refused: the storage does not answer, or does not have them certified at the moment.
@@ -266,7 +270,7 @@ class DeadLetters:
             first = read.records[-1].last + 1
 
     async def _look(self, target: Queue) -> list[PartitionState]:
-        """Return the queue's state, of now or of a short while ago."""
+        """Return the queue's state, which may be LOOKED_S old."""
         now = asyncio.get_running_loop().time()
         looked_at, states = self._looks.get(target.queue_id, (-LOOKED_S, []))
         if now - looked_at >= LOOKED_S:
@@ -278,8 +282,9 @@ class DeadLetters:
         return states
 
     async def _is_there(self, partition: Partition, offset: int) -> bool:
-        """Whether the log has come so far. It was given out, so it was certified: a failover may
-        know nothing of that for a moment (R10), and the message is not gone."""
+        """Whether the log reaches this offset. The message was given out, so it was certified.
+        After a failover the storage may not know that for a moment (R10), and the message is not
+        lost."""
         states = await self._storage.partitions(partition.queue_id)
         return any(state.partition == partition and offset < state.end for state in states)
 

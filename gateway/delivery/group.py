@@ -1,11 +1,12 @@
-"""One group on this gateway: its consumers, who owns which partition, and how partitions move.
+"""A group on this gateway: its consumers, the owners of its partitions, and the moves of
+partitions.
 
     join / leave ──▶ membership row (compare-and-set, R14) ──▶ assignment (pure)
                                                                   │
     a partition that moves:  drain the old slot ─▶ written ─▶ own (epoch + 1) ─▶ new slot
 
-Partitions that do not move never pause. Where several gateways serve the group, each writes its
-part of the row and carries out what the row says of it (`gateway.delivery.membership`): a partition
+Partitions that do not move never pause. If several gateways serve the group, each writes its part
+of the row and carries out what the row says about it (`gateway.delivery.membership`). A partition
 begins here when no other gateway drains it any more.
 """
 
@@ -29,7 +30,7 @@ from push.storage_port import is_same_owner
 
 NEW_S: Final = 0.1
 """Time after which a member that joins others is given partitions. Many that join together are one
-change, and a member that is gone again by then moves nothing."""
+change, and a member that has left by then moves nothing."""
 
 
 class Member(PartitionOwner, Protocol):
@@ -41,15 +42,17 @@ class Member(PartitionOwner, Protocol):
     left: bool
     """Whether it is a member no more."""
     stays: bool
-    """Whether it has still to say what it holds of its partitions: none moves away before."""
+    """Whether it has still to say what it holds of its partitions. None of them moves away
+    before."""
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether its handlers do not respond: others have its partitions, if any work."""
+        """Whether its handlers do not respond. Its partitions then go to other members, if any
+        work."""
 
     @property
     def linger_s(self) -> float:
-        """Seconds that its place waits for it when the gateway is dead; 0: not at all."""
+        """Seconds for which its place waits for it when the gateway is dead; 0: not at all."""
 
     @property
     def owner(self) -> bytes:
@@ -59,14 +62,14 @@ class Member(PartitionOwner, Protocol):
         """Describe it to operators."""
 
     def deleted(self, why: Refused) -> None:
-        """Tell it that its group is deleted."""
+        """Inform it that its group is deleted."""
 
     def moved_away(self) -> None:
-        """Leave this gateway: it goes on at another one."""
+        """Leave this gateway, because it goes on at another one."""
 
 
 class GroupRuntime:
-    """One group on this gateway. Lives while it has members or owned partitions."""
+    """A group on this gateway. Lives while it has members or owned partitions."""
 
     def __init__(
         self,
@@ -84,23 +87,24 @@ class GroupRuntime:
         self.group = group
         self.members: dict[str, Member] = {}
         self._new: dict[str, asyncio.TimerHandle] = {}
-        """The members that the assignment does not count yet."""
+        """Members that the assignment does not count yet."""
         self.slots: dict[int, OwnedPartition] = {}
         self.epochs: dict[int, int] = {}
-        """The newest epoch seen per partition: what is at most that and not current is stale."""
+        """The newest epoch seen per partition. Any epoch up to it that is not current is stale."""
         self.ended: dict[int, int] = {}
         """The newest epoch per partition that was owned here and has ended."""
         self.closed = False
         self.left_at = asyncio.get_running_loop().time()
-        """When it had its last member, where it has none (R11)."""
+        """The time at which its last member left, if it has none (R11)."""
         self.part = MembershipRow(metadata, presence, group.group_id, self)
-        """Of the group's row."""
+        """This gateway's part of the group's row."""
         self._owning: dict[int, asyncio.Task[None]] = {}
         self._acquiring: set[int] = set()
-        """Of these: the storage has been asked."""
+        """Partitions whose owning was requested of the storage and is not answered; all are in
+        `_owning`."""
         self._asked: dict[int, bytes] = {}
-        """The tokens of starts that nothing has come of yet, perhaps because their answer was lost:
-        asked again with it, the start is the same one."""
+        """Partition → token of a start whose outcome is not known, perhaps because the answer was
+        lost. Another request with the same token is the same start."""
 
     @property
     def row(self) -> Membership:
@@ -115,12 +119,12 @@ class GroupRuntime:
     # --- Members -------------------------------------------------------------------------------
 
     async def join(self, member: Member) -> None:
-        """Take part in the assignment: at once, or, where there are others, after NEW_S. Returns
-        when nothing stands against it.
+        """Take part in the assignment, at once or, if there are others, after NEW_S. Returns when
+        the member has joined.
 
         Raises:
-            TocsinError: it does not, or not any more: the group is gone, or the member has left
-                meanwhile.
+            TocsinError: it does not, or not any more, because the group was deleted, or the
+                member has left meanwhile.
         """
         if self._is_new(member):
             loop = asyncio.get_running_loop()
@@ -134,19 +138,21 @@ class GroupRuntime:
             if member.left:
                 raise Refused("not_subscribed", "it has left before it had joined")
         except BaseException:
-            self._remove(member)  # else partitions wait for nobody
+            self._remove(member)  # else partitions wait for a member that never joined
             if self.part.is_shared:
-                self.part.write_soon()  # the row may have been told
+                self.part.write_soon()  # the row may have been written
             raise
 
     def _is_new(self, member: Member) -> bool:
-        """Whether others are there for whom it may wait: a session, and none that comes back."""
+        """Whether it may wait, because there are other members. It may not if it comes back, or is
+        the pulls' consumer."""
         others = len(self.members) > len(self._new) or bool(self.part.others())
         returns = member.stays or member.name in self.row.members
         return others and not returns and not member.pulls
 
     def _remove(self, member: Member) -> bool:
-        """Remove a member. False: it was none, or another one of its name has joined since."""
+        """Remove a member. Returns False if it was none, or another one of its name has joined
+        since."""
         if self.members.get(member.name) is not member:
             return False
         del self.members[member.name]
@@ -155,19 +161,20 @@ class GroupRuntime:
         if new is not None:
             new.cancel()
         if len(self.members) == len(self._new) and not self.part.others():
-            self._count(*self._new)  # nobody else is left to work meanwhile
+            self._count(*self._new)  # no other member works meanwhile
         return True
 
     def _count(self, *names: str) -> None:
-        """Let the assignment count these from now on."""
+        """Let the assignment count these members from now on."""
         for name in names:
             self._new.pop(name).cancel()
         if names:
             self.part.write_soon()
 
     def leave(self, member: Member, *, moves: bool = False) -> None:
-        """Remove a member that is gone: its slots end, its deliveries return, others take over. One
-        that `moves` keeps its place, for another gateway: this one goes down."""
+        """Remove a member that has left. Its slots end, its deliveries return, and others take
+        over. A member that `moves` keeps its place, for another gateway, because this one goes
+        down."""
         if not self._remove(member):
             return
         for slot in list(member.slots.values()):
@@ -183,7 +190,7 @@ class GroupRuntime:
         self._new.clear()
 
     async def retire(self, member: Member, drain_s: float = limits.DRAIN_S) -> None:
-        """Remove a member in an orderly way: its slots drain first."""
+        """Remove a member in an orderly way, after its slots have drained."""
         if self._remove(member):
             deadline = asyncio.get_running_loop().time() + drain_s
             for slot in list(member.slots.values()):
@@ -208,7 +215,7 @@ class GroupRuntime:
 
     @property
     def absent(self) -> dict[str, float]:
-        """The members that are with no gateway and are waited for, and until when."""
+        """Members without a gateway that are waited for → until when."""
         return self.part.absent
 
     def is_undecided(self, number: int) -> bool:
@@ -223,25 +230,21 @@ class GroupRuntime:
         return now - self.left_at >= expires_s
 
     def rebalance(self) -> None:
-        """Move partitions: a member does not stay any more, is unresponsive, or is back."""
+        """Move partitions, because a member does not stay any more, is unresponsive, or is back."""
         self.part.write_soon()
 
-    # --- As its part of the row sees it: group_part.Host -----------------------------------------
+    # --- MembershipHost, for its part of the row --------------------------------------------------
 
     def seats(self) -> Sequence[Member]:
-        """As Host.seats."""
         return [one for name, one in self.members.items() if name not in self._new]
 
     def partitions(self) -> Sequence[int]:
-        """As Host.partitions."""
         return self.queue.members
 
     def has(self) -> set[int]:
-        """As Host.has."""
         return {*self.slots, *self._acquiring}
 
     def moved_away(self, name: str) -> None:
-        """As Host.moved_away."""
         member = self.members[name]
         self._remove(member)
         for slot in list(member.slots.values()):
@@ -249,7 +252,7 @@ class GroupRuntime:
         member.moved_away()
 
     def carry_out(self) -> None:
-        """Drain what moves away, start what nobody here holds."""
+        """Drain partitions that move away, and start those that no member here holds."""
         deadline = asyncio.get_running_loop().time() + limits.DRAIN_S
         for number, name in self.assignment.items():
             slot = self.slots.get(number)
@@ -261,7 +264,7 @@ class GroupRuntime:
     # --- Slots ---------------------------------------------------------------------------------
 
     def _start(self, number: int) -> None:
-        # Named by an assignment of before a leave: the next one comes, and starts it then.
+        # Named by an assignment from before a leave; the next one comes, and starts it then.
         if self._is_wanted(number) and number not in self._owning:
             task = asyncio.get_running_loop().create_task(self._own(number), name=f"own {number}")
             self._owning[number] = task
@@ -299,7 +302,7 @@ class GroupRuntime:
             )
         except TocsinError as error:
             self._acquiring.discard(number)
-            if isinstance(error, Fenced):  # by who goes by a newer row
+            if isinstance(error, Fenced):  # by an owner that goes by a newer row
                 self.part.write_soon()
             self.part.let_go(number)
             await asyncio.sleep(RETRY_AFTER_S)
@@ -310,7 +313,7 @@ class GroupRuntime:
         self.epochs[number] = owned.epoch
         if member is not self.members.get(self.assignment.get(number, "")) or self.closed:
             self.part.let_go(number)
-            return  # it was owned in the name of somebody who has left, or gave it up
+            return  # it was owned in the name of a member that has left, or gave it up
         del self._asked[number]
         slot = OwnedPartition(
             self._context,
@@ -331,11 +334,12 @@ class GroupRuntime:
         self._context.stale_settlements += 1
 
     def is_being_owned(self, number: int, member: Member) -> bool:
-        """Whether the storage has been asked for a partition that will be this member's."""
+        """Whether the owning of a partition was requested of the storage, and it will be this
+        member's."""
         return number in self._acquiring and self.is_coming(number, member)
 
     def is_coming(self, number: int, member: Member) -> bool:
-        """Whether a partition that nobody here has yet will be this member's."""
+        """Whether a partition that no member here has yet will be this member's."""
         is_its_own = self.assignment.get(number) == member.name
         return is_its_own and number not in self.slots and not self.closed
 
@@ -346,13 +350,13 @@ class GroupRuntime:
         return member.slots.get(number)
 
     async def _make_cursors(self) -> None:
-        """The catalog has the group and the storage has not, half a second later: whoever made it
-        was cut off between the two. What is there already stays; of a group that is deleted the
-        catalog tells, and closes this."""
+        """Make the group's cursors, which the catalog has and the storage has not half a second
+        later. The gateway that made the group was cut off between the two. Existing cursors stay.
+        If the group is deleted, the catalog says so, and this runtime closes."""
         if self.closed:
             return
         storage, group = self._context.storage, self.group
-        with suppress(TocsinError):  # the queue too is not there yet: owning is tried again
+        with suppress(TocsinError):  # the queue may not exist yet either; owning is tried again
             starts = await starts_of(storage, self.queue, group.begins)
             await storage.create_group(group.group_id, self.queue.queue_id, starts)
 
@@ -377,14 +381,16 @@ class GroupRuntime:
     # --- Ending --------------------------------------------------------------------------------
 
     def fence(self, is_over: Callable[[int, str], bool] = lambda number, owner: True) -> None:
-        """The group was sought: what is in flight no longer counts. Members stay and own anew.
-        Or as Host.fence."""
+        """End owned partitions at once; their deliveries in flight no longer count. Members stay
+        and own anew. `is_over` selects partitions as in MembershipHost.fence; by default, after a
+        seek, all of them end."""
         for number, slot in list(self.slots.items()):
             if is_over(number, getattr(slot.owner, "name", "")):
                 slot.fenced()
 
     def delete(self, why: Refused) -> None:
-        """The group is gone: what is in flight no longer counts, and its members hear of it."""
+        """Close, because the group was deleted. Deliveries in flight no longer count, and the
+        members are informed."""
         self.closed = True
         self.fence()
         self._count_nobody()
@@ -393,8 +399,8 @@ class GroupRuntime:
             member.deleted(why)
 
     async def close(self) -> None:
-        """No member owns anything any more; slots end after their last write. Who lingers keeps
-        what it holds, and comes back to the next gateway."""
+        """Let no member own anything any more; slots end after their last write. A lingering member
+        keeps what it holds, and comes back to the next gateway."""
         self.closed = True
         for member in list(self.members.values()):
             if member.linger_s:

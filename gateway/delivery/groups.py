@@ -41,8 +41,8 @@ class Groups:
         self.runtimes: dict[str, GroupRuntime] = {}
         self.closed = False
         self._missed: dict[str, tuple[int, float]] = {}
-        """Group → the generation of its row, and when it was seen first that somebody of it is
-        waited for."""
+        """Group → the generation of its row, and the time at which a member of it was first seen
+        missing."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -52,8 +52,8 @@ class Groups:
         self.presence.start()
 
     def runtime(self, queue: Queue, group: Group) -> GroupRuntime:
-        """The group's runtime here. Raises Refused: queue_not_found or group_not_found: it was
-        deleted since the caller found it; draining: this gateway goes down."""
+        """The group's runtime here. Raises Refused: queue_not_found or group_not_found if it was
+        deleted since the caller found it; draining if this gateway goes down."""
         if self.closed:
             raise Refused("draining")
         runtime = self.runtimes.get(group.group_id)
@@ -65,8 +65,9 @@ class Groups:
         return runtime
 
     def _as_it_is(self, queue: Queue, group: Group) -> Queue:
-        """The group's queue now: what the caller has may be of before a pause. Nobody would end the
-        runtime of a group whose deletion has been told of already: there must be none."""
+        """Return the group's queue as it is now, because the caller's may be from before a pause.
+        Raises Refused if either was deleted. The notice of the deletion has come already, so
+        nothing would end a new runtime."""
         now = self._metadata.queue_by_id(queue.queue_id)
         if now is None:
             raise Refused("queue_not_found", "the queue was deleted")
@@ -92,8 +93,8 @@ class Groups:
         return since + max(lingers.values()) > now
 
     async def row(self, group: Group, *, fresh: bool = False) -> Membership | None:
-        """Return the group's row, where other gateways may serve it too; None: they cannot. It may
-        be that of the last look here, unless it is to be `fresh`, to decide by."""
+        """Return the group's row, if other gateways may serve it too; None: they cannot. It may be
+        that of the last look here, unless it is to be `fresh`, to decide by."""
         if not self.presence.is_shared:
             return None
         runtime = self.runtimes.get(group.group_id)
@@ -124,7 +125,7 @@ class Groups:
         held: bool = False,
     ) -> Consumer:
         """Make a consumer, which is to join. With `held` it is given nothing before it has said
-        what it holds. Raises Refused: there is no such group any more, or this gateway goes
+        what it holds. Raises Refused if the group does not exist any more, or this gateway goes
         down."""
         return Consumer(self.runtime(queue, group), link, subscription, credit, held=held)
 
@@ -142,7 +143,7 @@ class Groups:
         if found is None:
             return
         found.group = group
-        if deleted:  # with a queue its groups are told of first, one by one
+        if deleted:  # the groups of a deleted queue were announced before it, one by one
             del self.runtimes[group.group_id]
             what = "group" if self._metadata.queue_by_id(queue.queue_id) else "queue"
             found.delete(Refused(f"{what}_not_found", f"the {what} was deleted"))
@@ -196,7 +197,7 @@ class Groups:
                 await asyncio.sleep(RETRY_AFTER_S)
 
     def facts(self) -> dict[str, object]:
-        """For looking at."""
+        """Return facts for operators."""
         return {
             "groups_running": len(self.runtimes),
             "fenced_writes": self._context.cursor_writer.fenced_writes,
@@ -216,7 +217,7 @@ class Groups:
                 task.cancel()
             try:
                 async with asyncio.timeout(WRITE_OUT_S):
-                    await self._context.cursor_writer.drain()  # others begin behind the last write
+                    await self._context.cursor_writer.drain()  # others begin after the last write
                     await _few_at_a_time(map(_write_out, list(self.runtimes.values())))
             except TimeoutError:
                 logger.warning("not all groups could be left: others wait for this gateway")

@@ -1,4 +1,4 @@
-"""Janitor: deletes, a little at a time, what is not needed any more (R11, R12, R31).
+"""Janitor, which deletes a little at a time what is not needed any more (R11, R12, R31).
 
 **Retention.** The janitor trims partitions that were appended to or settled since its last look,
 and now and then all of them, because retention passes without anything happening.
@@ -6,13 +6,13 @@ and now and then all of them, because retention passes without anything happenin
 **Abandoned groups** end when their settings say so (`expires_s`), and never else. A group is
 abandoned while it has no consumer. The time counts from when this process saw its last consumer
 leave, or saw first that there is none. So a restart gives the group its whole time again: it never
-ends too early. Where several gateways may serve it, one of them deletes it, and the group's row
-must say that no consumer came meanwhile. The catalog holds the deletion to that row: a consumer
-that comes between the look and the act, however long that is, keeps the group.
+ends too early. If several gateways may serve it, one of them deletes it, and the group's row must
+say that no consumer came meanwhile. The catalog holds the deletion to that row: a consumer that
+comes between the look and the act, however long that is, keeps the group.
 
 **Dead letters that have no owner.** A consumer leaves, or a gateway dies, between the decision that
-messages go to the dead letters and their arrival there. The next owner moves them. Where none
-comes, the janitor moves them through the temporary owner.
+messages go to the dead letters and their arrival there. The next owner moves them. If none comes,
+the janitor moves them through the temporary owner.
 """
 
 import asyncio
@@ -47,13 +47,14 @@ class Expiry:
         self._metadata = metadata
         self._delete = delete
         self._since: dict[str, float] = {}
-        """Group id → when it was seen abandoned first, where nobody has been here."""
+        """Group id → the time at which it was seen abandoned first, of groups without consumers
+        here."""
         self._generations: dict[str, int] = {}
         """Group id → the generation of its row when it was seen abandoned."""
 
     async def look(self, *, now: float) -> None:
         """Delete what has been abandoned for long enough; `now` in seconds of the loop's clock.
-        Looks at every group there is."""
+        Looks at every group."""
         since, due, fresh = self._abandoned(now)
         self._since = since
         for group in fresh:
@@ -100,7 +101,7 @@ class Expiry:
         runtime = self._groups.runtimes.get(group.group_id)
         expires_s = group.settings.expires_s or 0.0
         if runtime is not None and (runtime.members or now - runtime.left_at < expires_s):
-            return None  # somebody has come here since that was looked at
+            return None  # a consumer has come here since that was looked at
         if not self._groups.presence.is_shared:
             return row
         is_empty = not self._groups.others(row) and not await self._groups.awaits(group, now)
@@ -118,7 +119,8 @@ class Expiry:
     def _abandoned(
         self, now: float
     ) -> tuple[dict[str, float], list[tuple[Queue, Group]], list[Group]]:
-        """Return (since when, those that are due, those seen abandoned for the first time)."""
+        """Return (group id → abandoned since when, those that are due, those seen abandoned for the
+        first time)."""
         since: dict[str, float] = {}
         fresh: list[Group] = []
         due: list[tuple[Queue, Group]] = []
@@ -159,8 +161,9 @@ class OrphanedLetters:
         self._temporary_owner = temporary_owner
 
     async def look(self, *, is_all: bool) -> None:
-        """Move what owned partitions of this gateway have left behind; `is_all`: in every queue,
-        whichever gateway left it. What cannot be moved now is looked at again."""
+        """Move dead letters that owned partitions of this gateway have left. `is_all`: those in
+        every queue, whichever gateway left them. Queues whose letters cannot be moved now are
+        looked at again."""
         left = {*self._queue_ids}
         self._queue_ids.clear()
         if is_all:
@@ -185,7 +188,7 @@ class OrphanedLetters:
                         pass  # its owned partition ends when they have arrived
 
     async def _is_ours(self, group: Group) -> bool:
-        """Whether no consumer will move them, nor another gateway sees to it."""
+        """Whether no consumer will move them, and no other gateway sees to it."""
         row = await self._groups.row(group, fresh=True)
         if self._temporary_owner.is_served(group) or self._groups.others(row):
             return False
@@ -215,7 +218,7 @@ class Janitor:
         cursor_writer: CursorWriter,
         changed: Callable[[str], None],
     ) -> None:
-        """`changed`: called with the id of a queue of which something has changed."""
+        """`changed`: called with the id of a queue when something of it has changed."""
         self._changed = changed
         self._storage = storage
         self._metadata = metadata
@@ -224,12 +227,13 @@ class Janitor:
         self._orphans = orphans
         self._touched: set[Partition] = set()
         self._warnings: dict[str, str] = {}
-        """Why parts of a round were cut off, by what was logged last."""
+        """Part of a round → the reason that was logged last for its being cut off."""
         self._task: asyncio.Task[None] | None = None
         cursor_writer.watch(self.touched)
 
     def touched(self, partition: Partition) -> None:
-        """Look at a partition in the next round: something was appended or settled there."""
+        """Look at a partition in the next round, because something was appended or settled
+        there."""
         self._touched.add(partition)
         self._changed(partition.queue_id)
 
@@ -250,14 +254,15 @@ class Janitor:
             rounds += 1
             if rounds % ALL_EVERY == 0:
                 self._touched |= self._all()
-            # Apart: what is settled goes also where an abandoned group cannot be looked at.
+            # Apart, because settled records are trimmed even if abandoned groups cannot be looked
+            # at.
             await self._unless_cut_off("expiry", self._expire(is_all=rounds % ALL_EVERY == 0))
             await self._unless_cut_off("trimming", self.look())
             is_all = rounds % ALL_EVERY == ORPHANS_AT
             await self._unless_cut_off("moving dead letters", self._orphans.look(is_all=is_all))
 
     async def _unless_cut_off(self, what: str, part: Awaitable[None]) -> None:
-        """Do a part of a round; what is left undone is done in a later one."""
+        """Do a part of a round. Work that is left undone is done in a later one."""
         try:
             await part
         except TocsinError as error:
@@ -310,9 +315,9 @@ class Janitor:
         if queue is None:
             return
         retention_s = queue.settings.retention_s
-        # A queue that nobody subscribed to yet keeps its messages for whoever comes first, unless
-        # it says itself how long. The storage knows who did: a group that the catalog alone has,
-        # because making it was cut off in between, has settled nothing (P1).
+        # A queue without any subscription yet keeps its messages for the first group that comes,
+        # unless its settings say for how long. The storage knows the groups. A group that only the
+        # catalog has, because making it was cut off in between, has settled nothing (P1).
         keep_all = retention_s == 0
         freed = await self._storage.trim(partition, retention_s=retention_s, keep_all=keep_all)
         if freed:

@@ -22,8 +22,8 @@ DEAD: Final = "dead"
 """Name of the job that moves dead letters."""
 KEPT_MAX: Final = 16
 KEPT_BYTES_MAX: Final = 2048
-"""What was read for a line is kept, so many messages of at most so many bytes: the head of a stuck
-key is tried again and again, and each time its whole record would be read for it (P8)."""
+"""Largest message that is kept after it was read for a line; KEPT_MAX are. The head of a stuck key
+is tried again and again, and each time its whole record would be read for it (P8)."""
 RETRY_AFTER_S: Final = 0.5
 
 
@@ -43,7 +43,7 @@ class LogPrefetch:
         self._kept: dict[int, Record] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self.next_number = count().__next__
-        """Makes names of jobs that are asked for once and must run."""
+        """Numbers for the names of jobs that are requested once and must run."""
         self.nothing_until = 0
         """The offset below which a read found nothing retained."""
 
@@ -54,12 +54,12 @@ class LogPrefetch:
 
     @property
     def reads(self) -> bool:
-        """Whether anything that may be given is being read: the log, or what is in a line."""
+        """Whether anything that may be given is being read: the log, or messages in a line."""
         return any(name != DEAD for name in self._jobs)
 
     def log(self, offset: int) -> tuple[Record, CommitTimes | None] | None:
-        """Return the record that holds `offset`, or the next one retained; None: not at hand, it is
-        being read now."""
+        """Return the record that holds `offset`, or the next one retained. None: it is not at hand,
+        and is being read now."""
         current = self._current
         if current is not None and current[0].first <= offset <= current[0].last:
             return current
@@ -92,13 +92,14 @@ class LogPrefetch:
         tail.ahead_bytes += sum(record.memory_bytes for record in read.records)
         if not read.records:
             if read.certified <= offset:
-                # Who was told of more asks again, but not at once: a failover knows less.
+                # A caller that knew of more reads again, but not at once: a store knows less after
+                # a failover.
                 raise Refused("storage_unavailable", "what was certified is not at the moment")
             self.nothing_until = read.certified
 
     def line(self, offset: int) -> tuple[Record | None] | None:
-        """Return (the record that holds a line's message, or None when it is gone); None: not at
-        hand."""
+        """Return (the record that holds a line's message, or None if the log no longer has it).
+        None: it is not at hand."""
         current = self._current
         if current is not None and current[0].first <= offset <= current[0].last:
             return (current[0],)
@@ -128,7 +129,7 @@ class LogPrefetch:
                 self.job("lines", self._read_lines(wanted))
 
     async def _read_lines(self, offsets: Sequence[int]) -> None:
-        """Read the records with one call: one after another each would wait for a turn of the
+        """Read the records with one call. One after another, each would wait for a turn of the
         reader's thread and one of the loop."""
         wanted = sorted(offsets)
         records = await self._storage.read_each(self._partition, wanted, limits.READ_BYTES_MAX)
@@ -137,8 +138,8 @@ class LogPrefetch:
     def job(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Do work in the background, one of a name at a time, and call `wake` after it.
 
-        A job that has just finished still counts: work that must not be passed over uses a name of
-        its own, see `next_number`.
+        A job that has just finished still counts. Work that must not be passed over uses a name of
+        its own (`next_number`).
         """
         if name in self._jobs:
             work.close()
@@ -160,8 +161,8 @@ class LogPrefetch:
             raise error
 
     def cancel(self) -> None:
-        """Stop reading. `wake` is not called any more, and is let go of: else each owned partition
-        that has ended would wait for the garbage collector."""
+        """Stop reading. `wake` is not called any more, and no longer referenced. Otherwise each
+        owned partition that has ended would wait for the garbage collector."""
         self._wake = _nobody
         for task in list(self._jobs.values()):
             task.cancel()
@@ -170,4 +171,4 @@ class LogPrefetch:
 
 
 def _nobody() -> None:
-    """Who is woken when the slot has ended."""
+    """Do nothing. Called in place of `wake` when the slot has ended."""

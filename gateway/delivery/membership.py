@@ -1,18 +1,18 @@
 """This gateway's part of a group's membership row, written by compare-and-set (R14).
 
-`metadata.group_row` decides what a row becomes. Here are the calls, and when they are made: at once
-when members join or leave, when partitions that other gateways wait for have ended, when a notice
-tells that another gateway has written, and now and then, because notices may be lost. Joins and
-leaves that wait are one write, and a write that took long is followed by a pause in its proportion:
-a thousand consumers that come and go cost some writes, not a thousand, and leave the gateway to
-those that work.
+`metadata.group_row` decides what a row becomes. Here are the calls. They are made at once when
+members join or leave, when partitions that other gateways wait for have ended, and when a notice
+says that another gateway has written. They are also made now and then, because notices may be lost.
+Joins and leaves that wait are one write, and a write that took long is followed by a pause in its
+proportion. So a thousand consumers that come and go cost some writes, not a thousand, and leave the
+gateway to those that work.
 
 **Lingering members** (R22) were here when their gateway ended, and their sessions asked to linger.
 Until they come, or their time is up, they stay in the assignment, and their partitions are given to
-no other. Where several gateways serve a group, each waits for the members that are with none.
+no other. If several gateways serve a group, each waits for the members that are with none.
 
 **Handing over** (R20). A new owner begins when the row names no other gateway that drains the
-partition. A gateway that does not say so is not waited for without end: a drain has its time, and a
+partition. The wait for a gateway that does not say so has an end. A drain has its time, and a
 session that has moved has taken its deliveries with it, so that only the last writes are waited
 for.
 """
@@ -55,20 +55,21 @@ class LingeringMembers:
 
     @property
     def names(self) -> list[str]:
-        """The members that are waited for."""
+        """Members that are waited for."""
         return list(self._until)
 
     @property
     def until(self) -> dict[str, float]:
-        """The time until which each is waited for, by the loop's clock; infinity: for ever."""
+        """Member → the time until which it is waited for, by the loop's clock; infinity: for
+        ever."""
         return dict(self._until)
 
     def look(
         self, lingers: Mapping[str, float], present: Collection[str], now: float
     ) -> dict[str, float]:
         """Wait no longer for members that are `present` or whose time is up. The first time,
-        `lingers` is what the gateway before has left. Returns the members waited for, and for how
-        long."""
+        `lingers` are the members that the gateway before has left. Returns the members waited for,
+        and for how long."""
         if self._is_first_look:
             self._is_first_look = False
             for name, linger_s in lingers.items():
@@ -81,8 +82,8 @@ class LingeringMembers:
     def look_around(
         self, missing: Mapping[str, float], present: Collection[str], now: float
     ) -> dict[str, float]:
-        """Do as `look` among several gateways. `missing` are the members that linger and are with
-        none of them, by the row. Each is waited for from when it was missed first."""
+        """Do the same as `look` among several gateways. `missing` are the members that linger and
+        are with none of them, by the row. Each is waited for from when it was missed first."""
         self._is_first_look = False
         self._given_up &= missing.keys()
         for name, linger_s in missing.items():
@@ -117,11 +118,11 @@ class LingeringMembers:
 
 
 LOOK_S: Final = 3.0
-"""The longest time after which a gateway finds out itself that it is to let go of something."""
+"""The longest time after which a gateway finds out by itself that it has to let go of something."""
 DRAIN_S: Final = limits.DRAIN_S + LOOK_S + 1.0
 MOVED_S: Final = 1.0
-"""A session that moves comes as a rule from a gateway that went down in an orderly way or is dead:
-the last writes of one that lives take milliseconds."""
+"""Time for the last writes of a gateway that a session has left. As a rule that gateway went down
+in an orderly way or is dead; the last writes of one that lives take milliseconds."""
 
 
 # enforces: R20
@@ -160,8 +161,8 @@ class HandOver:
         self._timer = asyncio.get_running_loop().call_at(at, self._again) if at else None
 
     def overdue(self, row: Membership, now: float) -> set[int]:
-        """Return the partitions whose drain has had its time and is still the same in this row:
-        another gateway's drain has a time of its own."""
+        """Return the partitions whose drain has had its time and is still the same in this row.
+        Another gateway's drain has a time of its own."""
         return {
             number
             for number, (gateway, until) in self._until.items()
@@ -171,7 +172,7 @@ class HandOver:
         }
 
     def forget(self) -> None:
-        """Forget all drains: others took this gateway for dead, and drain something else now."""
+        """Forget all drains. Others took this gateway for dead, and drain something else now."""
         self._until = {}
 
     def _tell(self) -> None:
@@ -188,7 +189,7 @@ class HandOver:
             await future
 
     def close(self) -> None:
-        """Release all that wait: no row comes any more."""
+        """Release all that wait, because no row comes any more."""
         self._call_at(None)
         self._tell()
 
@@ -197,7 +198,7 @@ RETRY_AFTER_S: Final = 0.5
 GATHER_S: Final = 0.005
 """Pause in which partitions that end together are gathered for one write."""
 CATCH_UP_TRIES: Final = 5
-"""Number of tries: behind a failover calls fail for a moment; a copy that is away stays away."""
+"""Number of tries. After a failover calls fail for a moment; a copy that is away stays away."""
 LOOK_ALONE_S: Final = 5 * LOOK_S
 """Pause between two looks at the row while no other gateway has members in it."""
 PAUSE_S: Final = 0.005
@@ -215,7 +216,8 @@ class Seat(Protocol):
 
     @property
     def stays(self) -> bool:
-        """Whether it has still to say what it holds of its partitions: none moves away before."""
+        """Whether it has still to say what it holds of its partitions. None of them moves away
+        before."""
 
     @property
     def is_unresponsive(self) -> bool:
@@ -223,7 +225,7 @@ class Seat(Protocol):
 
     @property
     def linger_s(self) -> float:
-        """Seconds that its place waits for it when the gateway is dead; 0: not at all."""
+        """Seconds for which its place waits for it when the gateway is dead; 0: not at all."""
 
 
 class MembershipHost(Protocol):
@@ -233,20 +235,20 @@ class MembershipHost(Protocol):
     def closed(self) -> bool: ...
 
     def seats(self) -> Sequence[Seat]:
-        """Its members here."""
+        """Return the members here that the assignment counts."""
 
     def partitions(self) -> Sequence[int]:
-        """All partitions that the group's queue has."""
+        """Return all partitions that the group's queue has."""
 
     def has(self) -> set[int]:
-        """Partitions that are owned here, or are about to be."""
+        """Return the partitions that are owned here, or are about to be."""
 
     def moved_away(self, name: str) -> None:
         """Let go of a member that is another gateway's now, with its deliveries (R22)."""
 
     def fence(self, is_over: Callable[[int, str], bool]) -> None:
-        """End the owned partitions at once of which this is true, by partition and owner: others
-        may own them."""
+        """End at once the owned partitions for which this is true, by partition and owner, because
+        others may own them."""
 
     def carry_out(self) -> None:
         """Drain and start partitions by the row."""
@@ -271,10 +273,10 @@ class MembershipRow:
         """The row's count of new beginnings of its cursors when partitions here began; None: no row
         was seen."""
         self._written: set[str] = set()
-        """Members here that stand in the row."""
+        """Members here that are named in the row."""
         self._unsure: tuple[int, set[str]] | None = None
         """A change that was not answered: the generation that it was to follow, and the members
-        that stood in the row before it."""
+        that were named in the row before it."""
         self._taken_out: set[str] = set()
         """Gateways that this one took out of the row."""
         self._lock = asyncio.Lock()
@@ -314,7 +316,7 @@ class MembershipRow:
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._writing = None
-        # Somebody may have come or gone since the last look, which was a turn of the loop ago.
+        # A member may have come or gone since the last look, which was a turn of the loop ago.
         if not self._host.closed and (self._is_due or self._noticed > self.row.generation):
             self._begin()
         if not task.cancelled():
@@ -343,7 +345,7 @@ class MembershipRow:
             self._look_again = asyncio.get_running_loop().call_later(after_s, self.write_soon)
 
     async def close(self) -> None:
-        """Look at the row no more: the group has closed."""
+        """Stop looking at the row, because the group has closed."""
         self._absent.close()
         self._hand_over.close()
         if self._look_again is not None:
@@ -355,9 +357,9 @@ class MembershipRow:
     # --- Reading and writing ---------------------------------------------------------------------
 
     async def write(self) -> None:
-        """Bring the row up to date and carry it out: all that has happened before this was called,
-        in one write with whatever else waits to be told. Raises TocsinError: it is not known
-        whether that was done."""
+        """Bring the row up to date with all that has happened before the call, in one write with
+        all other changes that wait, and carry it out. Raises TocsinError if it is not known whether
+        that was done."""
         if self._next_write is None:
             self._next_write = asyncio.get_running_loop().create_task(self._write_all())
             self._next_write.add_done_callback(_retrieve)
@@ -367,7 +369,7 @@ class MembershipRow:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._not_before - loop.time())
         async with self._lock:
-            self._next_write = None  # who comes from here on waits for another one
+            self._next_write = None  # callers from here on wait for another one
             if self._host.closed:
                 return
             began = loop.time()
@@ -385,11 +387,12 @@ class MembershipRow:
         """Return when nothing is served here that others may have taken over.
 
         A gateway that takes something over writes the row on every copy, and owns on every copy,
-        before it begins. So the row shows that wherever it is read: if it is the row known here, no
+        before it begins. So the row shows that wherever it is read. If it is the row known here, no
         gateway has taken over, and copies that are away need not be waited for. If it is another
         one, it is read and written as usual. If that fails, everything ends that is not plainly
         this gateway's by it, and nothing begins by it, since it may be taken back. Raises
-        TocsinError: the catalog does not answer."""
+        TocsinError: the catalog does not answer.
+        """
         here, group_id = self._presence.gateway, self.row.group_id
         row = await self._metadata.glance(group_id)
         is_told = self._written.issubset(row.gateways.get(here, ()))
@@ -428,15 +431,16 @@ class MembershipRow:
         while True:
             row = await self._metadata.membership(self.row.group_id)
             if self._unsure is not None and self._unsure[0] == row.generation:
-                # Nothing came of it. Who is elsewhere as the row says has come here since.
+                # The change was not made. A member that is elsewhere according to the row has come
+                # here since.
                 self._written = self._unsure[1]
             self._unsure = None
             gone = self._learn(row) if here else set[str]()
             new = next_row(row, self._part(row, gone), self._host.partitions())
-            if new is row:  # somebody who waited for the lock, too, was here before
+            if new is row:  # another caller that waited for the lock was here before
                 break
             told, self._written = self._written, self._written.union(new.gateways.get(here, ()))
-            # Where the answer is lost, it may have been told all of that.
+            # If the answer is lost, all of that may have been written.
             self._unsure = (row.generation, told)
             changed = await self._metadata.change_membership(
                 new, expected_generation=row.generation
@@ -493,7 +497,7 @@ class MembershipRow:
             self._hand_over.forget()
         if self.begun_anew not in (None, row.begun_anew):
             self._host.fence(lambda number, owner: True)
-        elif is_taken_out:  # others took this gateway for gone, and have what is not its own now
+        elif is_taken_out:  # others considered this gateway dead, and have what is not its own now
             self._host.fence(lambda number, owner: row.assignment.get(number) != owner)
         elif claimed:
             self._host.fence(lambda number, owner: owner in claimed)
@@ -507,13 +511,12 @@ class MembershipRow:
 
     @property
     def absent(self) -> dict[str, float]:
-        """The members that are with no gateway and are waited for, and until when, by the loop's
-        clock."""
+        """Member without a gateway that is waited for → until when, by the loop's clock."""
         return self._absent.until
 
     def wait_for(self, seat: Seat) -> None:
-        """Keep the place of a member that goes on at another gateway: for as long as it asked for,
-        or, where there is no other gateway now, as long as this one lives."""
+        """Keep the place of a member that goes on at another gateway, for as long as its session
+        requested. If there is no other gateway now, keep it as long as this one lives."""
         now, linger_s = asyncio.get_running_loop().time(), seat.linger_s
         until = now + linger_s if self.is_shared else float("inf")
         self._absent.moved(seat.name, linger_s, until)
@@ -532,12 +535,12 @@ class MembershipRow:
         )
 
     def let_go(self, number: int) -> None:
-        """Write that a partition is not owned here any more, where others wait for that."""
+        """Write that a partition is not owned here any more, if others wait for that."""
         if drains(self.row, number) == self._presence.gateway:
             self.write_soon()
 
     def others(self) -> set[str]:
-        """The members at other gateways."""
+        """Return the members at other gateways."""
         return {*others(self.row, self._presence.gateway, ())}
 
     def is_silent(self, name: str) -> bool:
@@ -546,6 +549,6 @@ class MembershipRow:
 
 
 def _retrieve(task: "asyncio.Task[None]") -> None:
-    """Retrieve the task's exception, so that none is logged where no caller waits any more."""
+    """Retrieve the task's exception, so that none is logged if no caller waits any more."""
     if not task.cancelled():
         task.exception()

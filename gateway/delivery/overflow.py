@@ -1,10 +1,11 @@
-"""Overflow with `dead_letter`: what a group leaves lying beyond the queue's bounds moves on.
+"""Overflow with `dead_letter`: messages that a group leaves unsettled beyond the queue's bounds
+move on.
 
-The bounds hold for what a group has not settled in the whole queue. What is beyond goes to the
-dead letters, reason `overflow`, and counts as settled for that group: from the partitions where
-most waits, the oldest first, and never more than is beyond. Publishing is never refused for it.
-With `reject` the storage refuses at the append, and nothing happens here. Where several gateways
-serve the group, each moves its part from the partitions that it has itself.
+The bounds hold for all messages of the queue that a group has not settled. The excess goes to the
+dead letters, reason `overflow`, and counts as settled for that group. It is taken from the
+partitions where most messages wait, the oldest first. Publishing is never refused for it. With
+`reject` the storage refuses at the append, and nothing happens here. If several gateways serve the
+group, each moves its part from the partitions that it has itself.
 """
 
 from asyncio import get_running_loop
@@ -22,20 +23,20 @@ from push.storage_port import CursorState, PartitionState, Storage
 
 @dataclass(frozen=True, slots=True)
 class _Backlog:
-    """What a group has left in one partition: messages."""
+    """Messages that a group has left in one partition."""
 
     unsettled: int
     waiting: int
-    """Those of them that were not given out yet, which alone can be moved."""
+    """Number of those that were not given out yet. Only these can be moved."""
     slot: OwnedPartition | None
-    """Whose they are, if a consumer here owns the partition."""
+    """The owned partition that has them; None: no consumer here does."""
     is_elsewhere: bool = False
-    """Another gateway moves them."""
+    """Whether another gateway moves them."""
 
 
 def shares(waiting: Mapping[int, int], excess: int) -> dict[int, int]:
-    """How many messages each partition gives up, `excess` in all or everything that waits: the
-    longest ones are cut to one length, so that a partition within it gives up none."""
+    """Return how many messages each partition gives up, `excess` in all or everything that waits.
+    The longest ones are cut to one length, so that a partition within it gives up none."""
     left = min(excess, sum(waiting.values()))
     cut: dict[int, int] = {}
     by_length = sorted(waiting.items(), key=lambda item: (item[1], item[0]))
@@ -49,7 +50,7 @@ def shares(waiting: Mapping[int, int], excess: int) -> dict[int, int]:
 
 
 class Overflow:
-    """See the module."""
+    """Moves of messages beyond a queue's bounds to the dead letters."""
 
     def __init__(
         self,
@@ -65,8 +66,9 @@ class Overflow:
 
     # enforces: R12
     async def relieve(self, queue_id: str) -> bool:
-        """Look at one queue. True: a group was beyond the bounds, look again; not all of it may
-        have gone, where a partition has no owner at the moment or much is on its way already."""
+        """Look at one queue. Returns True if a group was beyond the bounds, and another look is
+        due. Not all of the excess may have gone, if a partition has no owner at the moment or much
+        is on its way already."""
         queue = self._metadata.queue_by_id(queue_id)
         if queue is None or queue.settings.overflow != "dead_letter":
             return False
@@ -107,8 +109,8 @@ class Overflow:
         *,
         is_served: bool,
     ) -> dict[int, _Backlog]:
-        """By partition, what the group has left, as its cursors say, and where it has consumers
-        here, as these know better. `there`: partitions that other gateways have."""
+        """Return by partition what the group has left, according to its cursors. Consumers here
+        know better where there are any. `there`: partitions that other gateways have."""
         found = await self._storage.cursors(queue.queue_id, group.group_id)
         cursors = {cursor.place.partition: cursor for cursor in found}
         runtime = self._groups.runtimes.get(group.group_id)
@@ -122,8 +124,8 @@ class Overflow:
             slot = runtime.slots.get(number) if runtime is not None else None
             if slot is not None:
                 delivery = slot.delivery
-                # Each of the two may count what is settled already: the cursor until it is
-                # written, the consumer until it has passed what the one before it had settled.
+                # Each of the two may count settled messages: the cursor until it is written, the
+                # consumer until it has passed those that the one before it had settled.
                 dying = delivery.dead_count
                 unsettled = min(max(0, unsettled + cursor.dead - dying), delivery.unsettled)
                 ahead = 0 if delivery.draining else min(ahead, delivery.end - delivery.frontier)
@@ -131,16 +133,16 @@ class Overflow:
                 backlogs[number] = _Backlog(unsettled, ahead, None, is_elsewhere=True)
                 continue
             elif is_served or awaits:
-                ahead = 0  # between two consumers: the next look finds its owner
+                ahead = 0  # between two consumers; the next look finds its owner
             if runtime is not None and runtime.is_undecided(number):
-                ahead = 0  # what the owner holds is left to it
+                ahead = 0  # the owner still has what it holds
             backlogs[number] = _Backlog(unsettled, min(ahead, unsettled), slot)
         return backlogs
 
 
 def messages_max(queue: Queue, states: list[PartitionState]) -> int | None:
-    """How many messages a group may leave unsettled; None: there is no bound, or the queue is
-    within it. The bound in bytes counts by the size that a retained message has on average."""
+    """Return how many messages a group may leave unsettled. None: there is no bound, or the queue
+    is within it. The bound in bytes is converted by the average size of a retained message."""
     settings = queue.settings
     messages = sum(state.messages for state in states)
     size = sum(state.bytes for state in states)
@@ -152,14 +154,14 @@ def messages_max(queue: Queue, states: list[PartitionState]) -> int | None:
 
 
 def _left(state: PartitionState, cursor: CursorState) -> tuple[int, int]:
-    """(messages not settled nor on their way to the dead letters, those of them that no owner has
-    passed)."""
+    """Return (messages neither settled nor on their way to the dead letters, those of them that no
+    owner has passed)."""
     ahead = max(0, state.certified - cursor.floor - cursor.settled_above - cursor.dead)
     return ahead + cursor.aside, ahead
 
 
 def backlog_of(states: list[PartitionState], cursors: list[CursorState]) -> int:
-    """How many messages a group has not settled, as its cursors say."""
+    """Return how many messages a group has not settled, according to its cursors."""
     known = {state.partition: state for state in states}
     return sum(
         _left(known[cursor.place.partition], cursor)[0]

@@ -1,9 +1,9 @@
 """A partition of a group while a consumer of this gateway owns it.
 
 The shell around one `push.delivery.Delivery`: it hands in records, credit and time, and carries out
-what the rules ask for: pushes, reads, cursor writes, dead letters. It holds no rule.
+the acts that the rules require: pushes, reads, cursor writes, dead letters. It holds no rule.
 
-Callers that wait are answered from here: an `AckWaiter` when what it settled is durable, and
+Callers that wait are answered from here: an `AckWaiter` when its settlements are durable, and
 `DecisionWaiters` when an operator's decision about a parked key is.
 """
 
@@ -47,7 +47,7 @@ from runtime.loop.end_of_turn import Deadlines
 
 
 def delivery_settings(queue: Queue, group: Group, *, pulls: bool) -> DeliverySettings:
-    """The group's settings, and where it has none, its queue's."""
+    """Return the group's settings, and its queue's where the group has none."""
     own, base = group.settings, queue.settings
 
     def pick(name: str) -> float:
@@ -72,48 +72,49 @@ class PartitionOwner(Protocol):
     """Whether it is the virtual consumer of the pulls (R24)."""
 
     def available(self) -> int:
-        """Number of messages that it may be given now."""
+        """Return the number of messages that it may be given now."""
 
     def share(self) -> Share:
-        """The part of these that one key may have (P8)."""
+        """Return the part of these that one key may have (P8)."""
 
     @property
     def blocked_by(self) -> str:
-        """Why `available` is 0: credit, socket, paused (the queue is), or in_flight (it holds as
-        much as it may, P9)."""
+        """The reason why `available` is 0: credit, socket, paused (the queue is), or in_flight (it
+        holds as much as it may, P9)."""
 
     @property
     def log_place(self) -> LoggedPlace:
-        """Its place in the group, as the delivery log knows it."""
+        """The place in the group, in the terms of the delivery log."""
 
     def deliver(
         self, slot: "OwnedPartition", record: Record, push: Push, reserved: object = None
     ) -> bool:
-        """Give it a push; counts against `available`, or is what was `reserved`. Returns whether
-        it is on its way."""
+        """Give it a push, which counts against `available`, or was `reserved`. Returns whether the
+        push is on its way."""
 
     def reserve(self, count: int) -> object:
-        """So many will be delivered as soon as they are settled (R23), and count against
-        `available` from now on. Returns what `deliver` or `release` is handed then."""
+        """Reserve room for messages that will be delivered as soon as they are settled (R23). They
+        count against `available` from now on. Returns the handle for `deliver` or `release`."""
 
     def release(self, count: int, reserved: object) -> None:
-        """What was reserved will not be delivered."""
+        """Free a reservation, because its messages will not be delivered."""
 
     def revoked(self, slot: "OwnedPartition", taken: list[Taken], reason: str) -> None:
-        """These are no longer its own (R17)."""
+        """Inform it of deliveries that are no longer its own (R17)."""
 
     def arrived(self, slot: "OwnedPartition", push: Push) -> float | None:
-        """From when the lease of this push counts; None: it is in transit (push.transit)."""
+        """Return from when the lease of this push counts; None: it is in transit (push.transit)."""
 
     def lapsed(self, given_at: float) -> None:
-        """The lease of something that was given then, by the loop's clock, has ended by time."""
+        """Note that the lease of a message that was given then, by the loop's clock, has ended by
+        time."""
 
     def holds(self, more: int) -> None:
-        """So many more of its deliveries are in flight; below 0: so many fewer, because they were
+        """Count this many more of its deliveries as in flight. Below 0: fewer, because they were
         settled, returned, or cut off."""
 
     def pump(self) -> None:
-        """Something of its slots may have become possible."""
+        """Give again, because something of its slots may have become possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +129,13 @@ class UnsentPush:
 
     @property
     def count(self) -> int:
-        """Messages in it."""
+        """Number of messages in it."""
         return self.push.count
 
 
 @dataclass(slots=True)
 class DeliveryContext:
-    """What all slots of a gateway share."""
+    """Objects that all slots of a gateway share."""
 
     storage: Storage
     tail: Tail
@@ -142,29 +143,31 @@ class DeliveryContext:
     log: DeliveryLog
     deadlines: Deadlines
     move: "Callable[[OwnedPartition], Coroutine[Any, Any, None]]"
-    """Move what is dead in the slot's partition to the dead-letter queue, durably, once."""
+    """Move the dead messages of the slot's partition to the dead-letter queue, durably, once."""
     counting: Counters
     reasons: NackReasons = field(default_factory=NackReasons)
     orphans: set[str] = field(default_factory=set)
     """Queues, by id, of which slots have ended while dead letters were not moved."""
     stale_settlements: int = 0
-    """Acks, nacks and extends of epochs that are over, delivery by delivery as they were named."""
+    """Number of acks, nacks and extends of epochs that are over, delivery by delivery as they were
+    named."""
 
 
 class AckWaiter(ABC):
-    """A caller that is answered once, when what it settled is durable in every partition concerned,
-    or it is known that it will not be. Subclasses say how."""
+    """A caller that is answered once, when its settlements are durable in every partition
+    concerned, or it is known that they will not be. Subclasses say how."""
 
     __slots__ = ("_left", "durable")
 
     def __init__(self) -> None:
         self.durable = True
-        """False: whether it is durable will never be known here (the owner changed meanwhile)."""
+        """False if it will never be known here whether it is durable, because the owner changed
+        meanwhile."""
         self._left = 0
 
     def write(self, partitions: "Collection[OwnedPartition]", now: float) -> None:
-        """Let these write what was settled in them, and wait for that. Without any, the answer
-        comes at once."""
+        """Have these write what was settled in them, and wait for that. Without any partition, the
+        answer comes at once."""
         self._left = len(partitions)
         if not partitions:
             self.answer()
@@ -172,7 +175,7 @@ class AckWaiter(ABC):
             partition.settled(now, self)
 
     def wait(self, partitions: "Collection[OwnedPartition]") -> None:
-        """Wait until what was settled in these before is durable. It is written no sooner for
+        """Wait until everything settled in these before is durable. It is written no sooner for
         that."""
         self._left = len(partitions)
         if not partitions:
@@ -181,7 +184,7 @@ class AckWaiter(ABC):
             partition.wait(self)
 
     def on_written(self, *, durable: bool) -> None:
-        """Count one partition of those waited for."""
+        """Count one of the partitions that are waited for."""
         self._left -= 1
         self.durable = self.durable and durable
         if not self._left:
@@ -194,7 +197,8 @@ class AckWaiter(ABC):
 
 # enforces: P5, R21
 class AckWaiters:
-    """The callers that wait for writes of one partition. Those returned are to be told."""
+    """The callers that wait for writes of one partition. Those that a method returns have to be
+    answered."""
 
     __slots__ = ("_next", "_writing")
 
@@ -203,60 +207,65 @@ class AckWaiters:
         self._next: list[AckWaiter] = []
 
     def __bool__(self) -> bool:
-        """Whether somebody waits for the next write."""
+        """Whether a caller waits for the next write."""
         return bool(self._next)
 
     def add(self, waiter: AckWaiter) -> None:
-        """Wait for what is settled by now: it stands in the next write at the latest."""
+        """Wait for everything settled by now, which is in the next write at the latest."""
         self._next.append(waiter)
 
     def begin(self) -> None:
-        """A write begins, with all that was settled before."""
+        """Begin a write, which holds everything settled before."""
         self._writing, self._next = self._next, []
 
     def written(self, *, is_all: bool) -> list[AckWaiter]:
-        """The write is durable. `is_all`: what was settled meanwhile stood in it already."""
+        """Return the callers whose settlements are durable with the write under way. `is_all`: it
+        held everything settled meanwhile, too."""
         done, self._writing = self._writing, []
         if is_all:
             done, self._next = done + self._next, []
         return done
 
     def not_written(self) -> None:
-        """The write's outcome is not known: it is written again."""
+        """Take back the callers of a write whose outcome is not known. It is written again."""
         self._writing, self._next = [], self._writing + self._next
 
     def end(self) -> list[AckWaiter]:
-        """No other write begins, and the outcome of one under way will not be known here."""
+        """Return all callers. No other write begins, and the outcome of one under way will not be
+        known here."""
         done = self._writing + self._next
         self._writing, self._next = [], []
         return done
 
 
 class DecisionWaiters:
-    """Key hash → the one who waits. Made anew with each slot."""
+    """Key hash → the caller that waits for a decision. Made anew with each slot."""
 
     def __init__(self) -> None:
         self._waits: dict[int, asyncio.Future[bool]] = {}
 
     def wait(self, key: int) -> "asyncio.Future[bool]":
-        """True: the decision is durable. False: it is not made, or the slot ended before."""
+        """Return a future. True: the decision is durable. False: it is not made, or the slot ended
+        before."""
         decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waits[key] = decided
         return decided
 
     def tell(self, keys: list[int], *, made: bool) -> None:
-        """Answer those who wait: the decisions about these keys are durable, or were not made."""
+        """Answer the callers that wait for decisions about these keys: they are durable, or were
+        not made."""
         for key in keys:
             self._answer(self._waits.pop(key), made)
 
     def end(self) -> None:
-        """The slot has ended: whether the others became durable will not be known here."""
+        """Answer all others, because the slot has ended. Whether their decisions became durable
+        will not be known here."""
         for decided in self._waits.values():
             self._answer(decided, False)
         self._waits.clear()
 
     def _answer(self, decided: "asyncio.Future[bool]", durable: bool) -> None:
-        if not decided.done():  # who waited may have gone
+        if not decided.done():  # its caller may have gone
             decided.set_result(durable)
 
 
@@ -264,8 +273,8 @@ logger = logging.getLogger("tocsin.slot")
 
 
 class OwnedPartition:
-    """Shell of one `Delivery`, under one epoch. `owned`: what the storage answered to the start of
-    the epoch, under `token`. `gone` is called once, when the epoch has ended here: written, or
+    """Shell of one `Delivery`, under one epoch. `owned`: the storage's answer to the start of the
+    epoch, under `token`. `gone` is called once, when the epoch has ended here: written, or
     fenced."""
 
     def __init__(
@@ -299,16 +308,16 @@ class OwnedPartition:
         self.scheduled = float("inf")
         self.ended = False
         self.blocked = ""
-        """What held it up last, while there was something to give."""
+        """The reason that held it up last, while there was something to give."""
         self._end_when_moved = False
         self.dead_letters_wait: TocsinError | None = None
-        """Why the dead-letter queue did not take what was to be moved; None: it did."""
+        """The reason why the dead-letter queue did not take messages; None: it did."""
         self.reasons: dict[int, str] = {}
-        """What the last nack of an offset gave as its reason, of the latest; the storage has them
+        """Offset → the reason that its last nack gave, of the latest ones. The storage has them
         all."""
         self.decisions = DecisionWaiters()
         self._in_flight = 0
-        """The number of deliveries in flight that its owner knows of."""
+        """Number of deliveries in flight that its owner knows of."""
         self._at_most_once = group.settings.semantics == "at_most_once"
         self._gone = gone
         self.fetch = LogPrefetch(context.storage, tail, partition, self._woken)
@@ -318,7 +327,8 @@ class OwnedPartition:
         self.log = self._new_log()
         self.log.on_own(delivery.epoch, owned.cursor)
         self._abandoned = 0
-        """Messages that were in flight when the consumer went, and are in nobody's count now."""
+        """Number of messages that were in flight when the consumer left, and are in no count
+        now."""
         tail.follow(partition, self._certified)
         # Records may have been certified while the epoch was on its way.
         delivery.certify(tail.ends.get(partition, 0))
@@ -351,9 +361,9 @@ class OwnedPartition:
 
     # enforces: P7
     def pump(self, count_max: int) -> bool:
-        """Give what rules, credit and the records at hand allow, at most `count_max` messages.
+        """Give the messages that rules, credit and the records at hand allow, at most `count_max`.
 
-        True: more could go out at once, were it given another turn.
+        Returns True if more could go out at once in another turn.
         """
         if self.ended:
             return False
@@ -406,13 +416,13 @@ class OwnedPartition:
         if not owner.available():
             self.blocked = owner.blocked_by
         elif is_kept:
-            self.blocked = "credit"  # what is left of it is kept for other keys
+            self.blocked = "credit"  # the rest of it is kept for other keys
         elif self.fetch.reading:
             self.blocked = "read"
         return left <= 0 and owner.available() > 0
 
     def _pump_lines(self, count_max: int, now: float, wall_unix_ms: int) -> int:
-        """What lines may send. Returns how many went out."""
+        """Give the messages that lines may send. Returns how many went out."""
         delivery, given = self.delivery, 0
         credit = min(self.owner.available(), count_max)
         delivery.plan_retries(credit, now=now, share=self.owner.share())
@@ -451,7 +461,7 @@ class OwnedPartition:
         self, record: Record, push: Push, stages: CommitTimes | None, now: float, cause: Cause
     ) -> None:
         if self._at_most_once:
-            # R23: settled durably before the push; what is not known to be settled is not pushed.
+            # R23: settled durably before the push; a message not known to be settled is not pushed.
             judged = self.delivery.ack(push.number, push.first, push.last, now=now)
             self.log.on_ack(push.number, judged)
             reserved = self.owner.reserve(push.count)
@@ -474,12 +484,12 @@ class OwnedPartition:
             self.log.on_dispatch(push, cause, stages, record.header.published_unix_ms)
 
     def _after(self, now: float, *, urgent: bool = False) -> None:
-        """Carry out what the rules ask for, after anything that may have changed it. `urgent`:
-        somebody waits for the write.
+        """Carry out the duties that the rules state, after anything that may have changed them.
+        `urgent`: a caller waits for the write.
 
-        The owner learns first what is in flight. What became durable is told before the end, which
-        answers everybody who still waits that it will never be known. The end comes last, because
-        it asks whether anything is left to write or to move.
+        The owner first learns the number in flight. Callers whose changes became durable are
+        answered before the end, which answers all others that it will never be known. The end comes
+        last, because it depends on whether anything is left to write or to move.
         """
         self._count_in_flight()
         delivery = self.delivery
@@ -511,16 +521,17 @@ class OwnedPartition:
 
     @property
     def moves_dead_letters(self) -> bool:
-        """Whether it begins to move more: who is about to end leaves that to the next owner."""
+        """Whether it begins to move more. A slot that is about to end leaves that to the next
+        owner."""
         return not self.ended and (self._end_when_moved or not self.delivery.drained)
 
     def letter_id(self, dead: DeadLetter) -> str:
-        """Under which id a message stands in the dead letters."""
+        """Return the id of a message in the dead letters."""
         return f"{self.id_prefix}{dead.offset}.{self.group.group_id}"
 
     def dead_lettered(self, letters: Sequence[DeadLetter], *, are_gone: bool = False) -> None:
-        """These, ascending, stand in the dead letters; or `are_gone`, and there is nothing to
-        move."""
+        """Settle these messages, which ascend and are in the dead letters. `are_gone`: they are no
+        longer in the log, and there was nothing to move."""
         first = 0
         for place, letter in enumerate(letters):
             behind = letters[place + 1] if place + 1 < len(letters) else None
@@ -542,11 +553,12 @@ class OwnedPartition:
         self.delivery.tally.dead_lettered += count
 
     async def find_reasons(self, letters: Sequence[DeadLetter]) -> None:
-        """Why these were nacked last, where they were: under an owner before, or long ago."""
+        """Find the reasons of the last nacks of messages that were nacked under an owner before, or
+        long ago. Those that are found are in `reasons`."""
         unknown = {one.offset for one in letters if one.attempts} - self.reasons.keys()
         if not unknown:
             return
-        with suppress(TocsinError):  # they go without
+        with suppress(TocsinError):  # the letters go without them
             cursor = await self._context.storage.cursor(self.place)
             for retry in cursor.retries if cursor is not None else ():
                 if retry.offset in unknown and retry.nack is not None:
@@ -555,7 +567,8 @@ class OwnedPartition:
                         self.reasons[retry.offset] = reason
 
     def evict(self, count: int) -> bool:
-        """The queue overflows by so many messages; see Delivery.evict. True: some were moved."""
+        """Move up to `count` messages to the dead letters, because the queue overflows. Returns
+        whether some were moved (Delivery.evict)."""
         now = asyncio.get_running_loop().time()
         evicted = self.delivery.evict(count, now=now)
         if evicted:
@@ -563,9 +576,9 @@ class OwnedPartition:
         return evicted > 0
 
     def unpark(self, verb: Verb, seen: ParkedLine) -> "asyncio.Future[bool] | None":
-        """An operator's decision about a parked key; see push.delivery.waiting. The future: True
-        once it is durable, False when the epoch ended before, or the head is another one by now.
-        None: it is not parked like this, or decided."""
+        """Carry out an operator's decision about a parked key; see push.delivery.waiting. The
+        future is True once it is durable, False if the epoch ended before, or the head is another
+        one by now. None: the key is not parked like this, or a decision is on its way."""
         now = asyncio.get_running_loop().time()
         if self.ended or not self.delivery.decide(verb, seen, now):
             return None
@@ -576,7 +589,7 @@ class OwnedPartition:
     # --- What the consumer says ----------------------------------------------------------------
 
     def ack_ordinary(self, push: int, delivery: list[int], now: float) -> int:
-        """A whole delivery in the ordinary case; see Delivery.ack_ordinary."""
+        """Settle a whole delivery in the ordinary case; see Delivery.ack_ordinary."""
         given = self.delivery.pushes.get(push)
         before = given.open if given is not None else 0
         count = self.delivery.ack_ordinary(push, delivery, 3, now=now)
@@ -585,7 +598,7 @@ class OwnedPartition:
         return count
 
     def ack(self, push: int, first: int, last: int, now: float) -> Judged:
-        """Settle; see Delivery.ack."""
+        """Settle first..last of a push; see Delivery.ack."""
         judged = self.delivery.ack(push, first, last, now=now)
         self.log.on_ack(push, judged)
         return judged
@@ -601,8 +614,9 @@ class OwnedPartition:
         reason: str | None = None,
         reject: bool = False,
     ) -> Judged:
-        """Return; see Delivery.nack. Revokes at once what returns with it. `reason` is kept with
-        the message, and goes with it when it ends in the dead letters."""
+        """Return first..last of a push; see Delivery.nack. Revokes at once the deliveries that
+        return with them. `reason` is kept with the message, and goes with it when it ends in the
+        dead letters."""
         sealed = None
         if reason is not None:
             sealed = self._context.reasons.seal(self.partition, reason)
@@ -630,17 +644,18 @@ class OwnedPartition:
         return judged
 
     def returned(self, taken: list[Taken], now: float) -> None:
-        """The delivery took these back, which its consumer never saw."""
+        """Note that the delivery took these back, which its consumer never saw."""
         self.log.on_return(taken)
         self._after(now)
         self.owner.pump()
 
     def settled(self, now: float, waiter: AckWaiter | None = None) -> None:
-        """Write what the acks, nacks and extends of a frame changed; `waiter` is told of it."""
+        """Write the changes of a frame's acks, nacks and extends. `waiter` is answered when they
+        are durable."""
         self._after(now, urgent=waiter is not None and self.wait(waiter))
 
     def wait(self, waiter: AckWaiter) -> bool:
-        """Tell the waiter when all that was settled before is durable: at once, where it is.
+        """Answer the waiter when everything settled before is durable, which may be at once.
         Returns whether it has to wait."""
         must_wait = self.delivery.dirty or self.delivery.is_writing
         if must_wait:
@@ -652,7 +667,7 @@ class OwnedPartition:
     # --- Time ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """A lease, a backoff or a drain has ended."""
+        """Go on after a lease, a backoff or a drain has ended."""
         if self.ended:
             return
         now = asyncio.get_running_loop().time()
@@ -675,7 +690,7 @@ class OwnedPartition:
     # --- Writing -------------------------------------------------------------------------------
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
-        """For the cursor writer."""
+        """Return the change to write now, for the cursor writer."""
         if self.ended:
             return None  # nothing of this epoch counts any more
         write = self.delivery.take_write(wall_unix_ms=wall_unix_ms)
@@ -685,7 +700,7 @@ class OwnedPartition:
         return write
 
     def written(self, answer: Written) -> None:
-        """The write is durable: what waited for it happens now."""
+        """Carry out everything that waited for the write, which is durable."""
         now = asyncio.get_running_loop().time()
         self.delivery.written(answer, now=now)
         unsent, self._writing_unsent = self._writing_unsent, []
@@ -700,8 +715,8 @@ class OwnedPartition:
 
     # enforces: R23
     def not_written(self, error: TocsinError) -> None:
-        """The write's outcome is not known: it is kept; unsent at-most-once messages are not sent
-        any more (R23)."""
+        """Keep the write, whose outcome is not known. Unsent at-most-once messages are not sent any
+        more (R23)."""
         self.delivery.not_written()
         self._release(self._writing_unsent)
         self._writing_unsent = []
@@ -712,7 +727,7 @@ class OwnedPartition:
             self.owner.release(one.count, one.reserved)
 
     def fenced(self) -> None:
-        """A newer owner exists: stop at once, nothing of this epoch counts any more."""
+        """Stop at once, because a newer owner exists. Nothing of this epoch counts any more."""
         if not self.ended:
             lost = [
                 (push.number, offset)
@@ -727,18 +742,20 @@ class OwnedPartition:
     # --- Ending --------------------------------------------------------------------------------
 
     def drain(self, deadline: float) -> None:
-        """Give nothing more; end when what is in flight has ended, at `deadline` at the latest."""
+        """Give nothing more. End when all deliveries in flight have ended, at `deadline` at the
+        latest."""
         if not self.delivery.draining:
             self.delivery.drain(deadline=deadline)
             self._after(asyncio.get_running_loop().time())
 
     def end_when_moved(self) -> None:
-        """Give nothing; end when everything that is dead has arrived in the dead letters."""
+        """Give nothing. End when all dead messages have arrived in the dead letters."""
         self._end_when_moved = True
         self.drain(asyncio.get_running_loop().time())
 
     def abandon(self, *, moves: bool = False) -> None:
-        """Its consumer is gone: everything unsettled returns to the group. See Delivery.abandon."""
+        """Return everything unsettled to the group, because the consumer has left; see
+        Delivery.abandon."""
         if not self.ended:
             if not moves:
                 self.log.on_abandon()

@@ -27,7 +27,8 @@ class SessionPort(Protocol):
 
     @property
     def linger_s(self) -> float:
-        """The time for which it is waited for after its transport is gone; 0: not at all."""
+        """The time for which the session is waited for after its transport is lost; 0: not at
+        all."""
 
     @property
     def client(self) -> str | None:
@@ -39,29 +40,29 @@ class SessionPort(Protocol):
 
     def send(self, frame: bytes) -> None:
         """Queue one encoded frame (a JSON object). Never blocks, never raises; after the session
-        closed nothing happens. Sending the same object to many sessions in one turn of the loop
-        is cheap: it is framed once."""
+        closed nothing happens. Sending the same object to many sessions in one turn of the loop is
+        cheap, because it is framed once."""
 
     def writable(self) -> bool:
         """Whether pushes may come now. `pump` is called on every consumer and reader of the session
         when it has become True again."""
 
     def lease_start(self, given_at: float) -> float | None:
-        """Return from when the lease of what was pushed then counts, by the loop's clock: from that
-        moment, or later, where the message was long in transit (push.transit). None: it is in
+        """Return from when the lease of a message pushed then counts, by the loop's clock: from
+        that moment, or later if the message was long in transit (push.transit). None: it is in
         transit, and its lease does not run."""
 
     @property
     def is_in_transit(self) -> bool:
-        """Whether much of what was pushed is not known to have reached the client, and may be when
-        the client names it (`on_named`)."""
+        """Whether many pushed messages are not known to have reached the client, and will be when
+        the client names them (`on_named`)."""
 
     def on_named(self, given_at: float) -> None:
-        """Note that the client names something that was pushed then: it has arrived."""
+        """Note that the client names something that was pushed then, which has arrived."""
 
     def on_empty(self) -> None:
-        """Note that a consumer of the session holds nothing any more: it has settled or returned
-        the last delivery, or time has ended it."""
+        """Note that a consumer of the session holds nothing any more, because it has settled or
+        returned the last delivery, or time has ended it."""
 
     def on_moved(self) -> None:
-        """Note that its client goes on with it at another gateway: it is none here any more."""
+        """Note that its client goes on with it at another gateway. The session ends here."""

@@ -6,7 +6,7 @@
               has not noticed yet
     return    beats are answered again: every group's row is read before anything is given again
 
-Where one gateway works on a catalog, it has no name, is never alone, and sends no beats.
+A gateway that is the only one on a catalog has no name, is never alone, and sends no beats.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from push.storage_port import Storage
 
 logger = logging.getLogger("tocsin.presence")
 _FORGET_S: Final = 1.0
-"""For the last words: others find out without them."""
+"""Time for the last call at the end. Others find out without it."""
 
 
 class Presence:
-    """Beats of this gateway, and what the beats of the others tell."""
+    """Beats of this gateway, and what it learns from the beats of the others."""
 
     def __init__(
         self,
@@ -39,13 +39,14 @@ class Presence:
     ) -> None:
         """`on_return` is awaited after this gateway was alone; when it returns nothing is served
         that others may have, and `on_resume` is called. `on_dead` is called with the dead gateways,
-        when they are others than before. None of them is called where `is_shared` is False."""
+        when they are others than before. None of them is called if `is_shared` is False."""
         self.is_shared = metadata.is_shared
         """Whether other gateways may work on the catalog."""
         self.gateway = secrets.token_hex(8) if metadata.is_shared else ""
-        """This process's name; another one after each start."""
+        """The name of this process; another one after each start."""
         self.started = float("-inf")
-        """When this gateway began to wait for members that had a place in a group before (R22)."""
+        """The time at which this gateway began to wait for members that had a place in a group
+        before (R22)."""
         self.gives_until = float("inf")
         """The moment of the loop's clock from which on others must take this gateway for dead, and
         it gives out nothing."""
@@ -56,7 +57,7 @@ class Presence:
         self._metadata = metadata
         self._heartbeats = Heartbeats()
         self._number = 0
-        """The number of its last beat, answered or not: none is sent twice."""
+        """The number of its last beat, answered or not, so that none is sent twice."""
         self._dead: set[str] = set()
         self._asked_at = 0.0
         self._gaps = 0
@@ -111,8 +112,8 @@ class Presence:
         }
 
     async def announcements(self) -> dict[str, str]:
-        """The texts that the other live gateways announce, by gateway; "": none. Raises
-        TocsinError: the catalog does not answer."""
+        """Return the texts that the other live gateways announce, by gateway; "": none. Raises
+        TocsinError if the catalog does not answer."""
         texts = await self._metadata.said()
         dead = self.dead(texts)
         return {one: texts[one] for one in texts if one != self.gateway and one not in dead}
@@ -122,7 +123,7 @@ class Presence:
         self._heartbeats.heard(gateway, now=asyncio.get_running_loop().time())
 
     def is_chosen(self, group_id: str) -> bool:
-        """Whether this gateway, and no other, looks after a group that has no consumers: two would
+        """Whether this gateway, and no other, looks after a group that has no consumers. Two would
         do everything twice."""
         there = {*self._heartbeats.there(), self.gateway}
         return self.gateway == max(
@@ -130,7 +131,7 @@ class Presence:
         )
 
     def live(self) -> tuple[str, ...]:
-        """All live gateways, with this one; none: there are never others."""
+        """Return all live gateways, with this one. Empty: there are never others."""
         return tuple(sorted({*self._heartbeats.there(), self.gateway})) if self.is_shared else ()
 
     def facts(self) -> dict[str, object]:
@@ -219,7 +220,7 @@ class Availability:
         if self.is_leaving:
             reasons.append("draining: this gateway is going down")
         state = await self._storage.state()
-        if not state.writable:  # one that is full is to be drained, by whoever comes (R29, R31)
+        if not state.writable:  # consumers have to drain one that is full (R29, R31)
             reasons += state.reasons or ("the storage does not take writes",)
         if self._presence.is_alone:
             reasons.append("this gateway is cut off, and gives nothing out until it is heard again")

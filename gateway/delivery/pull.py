@@ -1,8 +1,8 @@
 """Pulls: the consumers of HTTP (R24).
 
-On this gateway the pulls of a group form one virtual consumer. It takes part in the assignment
-from the first pull on, serves waiting pulls in their order, and leaves in an orderly way when no
-pull has come for a while, unless it holds messages that nobody else in the group could be given.
+On this gateway the pulls of a group form one virtual consumer. It takes part in the assignment from
+the first pull on, and serves waiting pulls in their order. It leaves in an orderly way when no pull
+has come for a while, unless it holds messages that no other consumer of the group could be given.
 
 Acks, nacks and extends name deliveries by receipts (`push.receipts`). This gateway judges them if
 it owns the partition, else it asks the owner at another gateway.
@@ -45,17 +45,18 @@ Named = list[tuple[int, Receipt]]
 
 @dataclass(slots=True)
 class _Asked:
-    """What a request comes to."""
+    """Progress of one request."""
 
     counted: dict[int, bool] = field(default_factory=dict)
-    """By the place in the request: whether it counted, or has ended."""
+    """Place in the request → whether the delivery counted; False: it has ended."""
     touched: dict[int, OwnedPartition] = field(default_factory=dict)
     elsewhere: dict[tuple[int, int], Named] = field(default_factory=dict)
-    """By partition and epoch."""
+    """Receipts for owners at other gateways, by partition and epoch."""
 
 
 class PullSettling:
-    """See the module. `owner_client` None: there is no other gateway."""
+    """Judgement of receipts, and answers to them. `owner_client` None: there is no other
+    gateway."""
 
     def __init__(
         self, groups: Groups, receipts: Receipts, owner_client: OwnerClient | None
@@ -75,10 +76,10 @@ class PullSettling:
         reason: str | None = None,
         reject: bool = False,
     ) -> PullSettled:
-        """Judge each receipt by the slot that gave it; answer when the effect is durable.
+        """Judge each receipt by the slot that gave it. Returns when the effect is durable.
 
         Raises:
-            Unknown: of some of them that is not known; sending all of them again is safe.
+            Unknown: the outcome of some of them is not known; sending all of them again is safe.
             Refused: nothing happened.
         """
         runtime = self._groups.runtimes.get(group.group_id)
@@ -126,7 +127,7 @@ class PullSettling:
     async def _ask(
         self, place: CursorPlace, named: Named, letter: Letter, counted: dict[int, bool]
     ) -> None:
-        assert self._owner_client is not None  # else nothing is elsewhere
+        assert self._owner_client is not None  # else all are here
         verdicts = await self._owner_client.ask(place, letter)
         for (index, _), verdict in zip(named, verdicts, strict=True):
             counted[index] = verdict == SETTLED
@@ -138,8 +139,8 @@ async def _all_of(
     *,
     is_partly_done: bool,
 ) -> None:
-    """Wait for what was done here and for the owners elsewhere, all at once. One answer for the
-    whole request, never a weaker yes: it is a refusal only where nothing at all happened."""
+    """Wait for the acts here and for the owners elsewhere, all at once. The whole request has one
+    answer. It succeeds only if all of it did, and is refused only if nothing at all happened."""
     if not theirs:
         if not await mine:
             raise Unknown
@@ -158,35 +159,35 @@ async def _all_of(
 
 
 STORAGE_S: Final = 1.0
-"""A pull that does not wait for messages waits so long at most for what the storage is asked."""
+"""Longest time for which a pull that does not wait for messages waits for the storage."""
 _MESSAGE = msgspec.json.Decoder(Message)
 
 
 @dataclass(slots=True, eq=False)
 class _Pull:
-    """One waiting pull."""
+    """A waiting pull."""
 
     room: int
     answered: "asyncio.Future[list[PulledMessage]]"
     asked_at: float
-    """By the loop's clock."""
+    """The time of the request, by the loop's clock."""
     messages: list[PulledMessage] = field(default_factory=list)
     size: int = 0
-    """Bytes of the records' parts that hold them."""
+    """Bytes of the parts of records that hold its messages."""
     reserved: int = 0
-    """Messages that are being settled before they are handed over (R23)."""
+    """Number of messages that are being settled before they are handed over (R23)."""
 
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """A large answer, and what is known of its way to its client."""
+    """A large answer, and the knowledge of its way to its client."""
 
     transit: Transit
     mark: int
     taken_bytes: Callable[[], int | None]
 
     def look(self, now: float) -> None:
-        """Ask how far it has come. TCP's other end is all that can be seen of an answer."""
+        """Look how far it has come. TCP's other end is all that can be seen of an answer."""
         taken_bytes = self.taken_bytes()
         if taken_bytes is None:
             self.transit.answered(self.mark, now=now)
@@ -200,7 +201,7 @@ class PullConsumer:
     pulls = True
 
     def __init__(self, runtime: GroupRuntime, receipts: Receipts, gateway: str) -> None:
-        """`gateway`: its name, where there are several."""
+        """`gateway`: its name, if there are several."""
         self.runtime = runtime
         self.name = f"pulls-{gateway}" if gateway else "pulls"
         self.linger_s = 0.0
@@ -219,7 +220,6 @@ class PullConsumer:
         """(partition, epoch, push) → the large answer that it went with."""
 
     def described(self) -> OwnerDescription:
-        """As Member.described: whoever pulls."""
         return OwnerDescription(consumer=self.name, transport="pull")
 
     @property
@@ -229,8 +229,8 @@ class PullConsumer:
 
     # enforces: R24
     def is_idle(self, now: float) -> bool:
-        """Whether it is to leave. Who has pulled and works for long keeps its leases where there
-        is nobody else: leaving would cut them off and help nobody."""
+        """Whether it should leave. If there is no other consumer, messages in flight keep it,
+        because leaving would cut off their leases and help nobody."""
         if self.busy or now - self.last_pull <= limits.PULL_IDLE_S:
             return False
         if any(answer.transit.moves(now=now) for answer in self._answers.values()):
@@ -239,7 +239,8 @@ class PullConsumer:
         return not self._in_flight or bool(others)
 
     def available(self) -> int:
-        """What the pull that is being served still takes, within what all of them may hold."""
+        """Return how many messages the pull that is being served still takes, within the most that
+        all pulls may hold."""
         if self._serving is None or self.runtime.queue.paused:
             return 0
         if self._serving.size >= limits.PULL_BYTES_MAX:
@@ -247,14 +248,15 @@ class PullConsumer:
         return min(self._serving.room, max(0, limits.IN_FLIGHT_PULLED_MAX - self._in_flight))
 
     def share(self) -> Share:
-        """What a key may have of what is available: all of it, while there is room for leases."""
+        """Return the share that a key may have of what is available: all of it, while there is room
+        for leases."""
         room = limits.IN_FLIGHT_PULLED_MAX - self._in_flight
         return share(room, room - kept(limits.IN_FLIGHT_PULLED_MAX), self._in_flight)
 
     @property
     def blocked_by(self) -> str:
-        """Nobody pulls: that is its credit. Or so much was pulled and not settled that a pull
-        waits until some of it is."""
+        """The reason why `available` is 0. credit: no pull waits. in_flight: pulled messages are
+        unsettled, and a pull waits until some are settled. paused: the queue is."""
         if self.runtime.queue.paused:
             return "paused"
         return "in_flight" if self._in_flight >= limits.IN_FLIGHT_PULLED_MAX else "credit"
@@ -279,7 +281,7 @@ class PullConsumer:
             if not pull.answered.done():
                 pull.answered.set_result(pull.messages)
         for slot in list(self.slots.values()) if not self._waiting else ():
-            slot.pump(0)  # lines and deadlines move on without anybody pulling
+            slot.pump(0)  # lines and deadlines go on without a pull
 
     def _serve(self, pull: _Pull) -> None:
         self._serving = pull
@@ -292,7 +294,7 @@ class PullConsumer:
         self._serving = None
 
     def reserve(self, count: int) -> object:
-        """Room in the pull that is being served, for what is being settled."""
+        """Reserve room in the pull that is being served, for messages that are being settled."""
         pull = self._serving
         assert pull is not None  # else nothing is available
         pull.reserved += count
@@ -300,7 +302,8 @@ class PullConsumer:
         return pull
 
     def release(self, count: int, reserved: object) -> None:
-        """They were not settled: the pull goes on without them."""
+        """Free a reservation, because its messages were not settled. The pull goes on without
+        them."""
         assert isinstance(reserved, _Pull)
         reserved.reserved -= count
         reserved.room += count
@@ -352,7 +355,7 @@ class PullConsumer:
         )
 
     def holds(self, more: int) -> None:
-        """More or fewer pulled messages are unsettled; see PartitionOwner.holds."""
+        """Count more or fewer pulled messages as unsettled; see PartitionOwner.holds."""
         was_full = self._in_flight >= limits.IN_FLIGHT_PULLED_MAX
         self._in_flight += more
         if was_full:
@@ -363,7 +366,6 @@ class PullConsumer:
     def hand_over(
         self, messages: Sequence[PulledMessage], size: int, taken_bytes: Callable[[], int | None]
     ) -> None:
-        """As Pulling.hand_over."""
         now = asyncio.get_running_loop().time()
         transit = Transit(opened_at=-inf)
         answer = _Answer(transit, transit.mark(size, now=now), taken_bytes)
@@ -371,7 +373,7 @@ class PullConsumer:
             self._answers[slot.partition.number, receipt.epoch, receipt.push] = answer
 
     def look(self) -> None:
-        """See how far large answers have come; once a second."""
+        """Check how far large answers have come. Called once a second."""
         now = asyncio.get_running_loop().time()
         for answer in {id(one): one for one in self._answers.values()}.values():
             if answer.transit.is_awaited:
@@ -395,26 +397,26 @@ class PullConsumer:
         return answer.transit.arrived(push.given_at, now=asyncio.get_running_loop().time())
 
     def lapsed(self, given_at: float) -> None:
-        """Pulls leave by another rule: when none has come for a while (R24)."""
+        """Do nothing. Pulls leave by another rule: when none has come for a while (R24)."""
 
     def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
-        """Nobody to tell: the receipts are stale from now on."""
+        """Do nothing. The receipts are stale from now on, and no client is connected."""
 
     def deleted(self, why: Refused) -> None:
-        """Its group is gone: nobody waits any longer."""
+        """Answer all waiting pulls, because the group was deleted."""
         self.answer_all()
 
     def moved_away(self) -> None:
-        """Never: its name is this gateway's."""
+        """Do nothing. Never called, because its name belongs to this gateway."""
 
     def answer_all(self) -> None:
-        """Nobody waits any longer."""
+        """Answer all waiting pulls with the messages that they have."""
         for pull in self._waiting:
             if not pull.answered.done():
                 pull.answered.set_result(pull.messages)
 
     def give_back(self, messages: Sequence[PulledMessage]) -> None:
-        """These were given and could not be handed over: they return at once, uncounted."""
+        """Return messages that were given and could not be handed over, at once and uncounted."""
         now = asyncio.get_running_loop().time()
         for slot, receipt in self._given(messages):
             push, offset = receipt.push, receipt.offset
@@ -422,7 +424,8 @@ class PullConsumer:
             slot.returned([(push, offset), *taken], now)
 
     def _given(self, messages: Iterable[PulledMessage]) -> Iterator[tuple[OwnedPartition, Receipt]]:
-        """Of messages that were pulled here: where each is in flight."""
+        """Yield the slot and receipt of each of these messages that was given under its slot's
+        epoch here."""
         place = (self.runtime.queue.queue_id, self.runtime.group.group_id)
         for message in messages:
             receipt = self._receipts.decode(*place, message.receipt)
@@ -431,8 +434,8 @@ class PullConsumer:
                 yield slot, receipt
 
     def _awaits_storage(self, pull: _Pull) -> bool:
-        """Whether the storage was asked for what this pull may get, and answers soon: an answer of
-        nothing would say that there is nothing."""
+        """Whether the storage answers soon with messages that this pull may get. An empty answer
+        before that would claim that there are none."""
         if pull.reserved:
             return True
         if pull.answered.done() or asyncio.get_running_loop().time() >= pull.asked_at + STORAGE_S:
@@ -452,14 +455,14 @@ class PullConsumer:
         try:
             await asyncio.wait((pull.answered,), timeout=max(wait_s, 0.05))
             while self._awaits_storage(pull):
-                if pull.answered.done():  # while what it has is being settled
+                if pull.answered.done():  # while its messages are being settled
                     await asyncio.sleep(0.05)
                 else:
                     await asyncio.wait((pull.answered,), timeout=0.05)
             self.runtime.log.on_take(pull)
             return pull.messages
         except asyncio.CancelledError:
-            # Its client is gone: what it was given in this very turn returns.
+            # Its client has disconnected. Messages that it was given in this very turn return.
             self.runtime.log.on_leave(pull)
             self.give_back(pull.messages)
             raise
@@ -470,22 +473,22 @@ class PullConsumer:
 
 
 class Pulls:
-    """See the module."""
+    """Pulls of all groups on this gateway, and acts on pulled messages."""
 
     def __init__(
         self, groups: Groups, receipts: Receipts, owner_client: OwnerClient | None = None
     ) -> None:
-        """`owner_client`: owners at other gateways; None: there are none."""
+        """`owner_client`: access to owners at other gateways; None: there are none."""
         self._groups = groups
         self._receipts = receipts
         self._settling = PullSettling(groups, receipts, owner_client)
         self._consumers: dict[str, PullConsumer] = {}
         self._joining = WeakValueDictionary[str, asyncio.Lock]()
-        """Group → who joins in its name, as long as anybody waits for that."""
+        """Group → lock of a consumer that joins in its name, while a pull waits for that."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: Counter[Principal] = Counter()
-        """Pulls that wait, by who asked."""
+        """Number of pulls that wait, by principal."""
         self._draining = False
 
     async def pull(
@@ -497,8 +500,8 @@ class Pulls:
         *,
         who: Principal = ANYBODY,
     ) -> list[PulledMessage]:
-        """Up to `messages_max` messages; waits up to `wait_s` seconds for the first one. `who`
-        pulls: nobody takes all the places to wait."""
+        """Return up to `messages_max` messages; wait up to `wait_s` seconds for the first one.
+        `who`: the principal, because none may take all the places to wait."""
         if not has_room(self._held[who], 1, self.waiting, limits.PULLS_WAITING_MAX):
             raise Refused("too_many", "too many pulls wait here", 1.0)
         self._held[who] += 1
@@ -512,7 +515,7 @@ class Pulls:
 
     @property
     def waiting(self) -> int:
-        """How many pulls wait."""
+        """Number of pulls that wait."""
         return self._held.total()
 
     async def _consumer(self, queue: Queue, group: Group) -> PullConsumer:
@@ -534,7 +537,7 @@ class Pulls:
             self._sweeper = asyncio.get_running_loop().call_later(1.0, self._sweep)
 
     def _sweep(self) -> None:
-        """Virtual consumers that nobody pulls from leave: their partitions drain to others."""
+        """Let virtual consumers leave that get no pulls. Their partitions drain to others."""
         self._sweeper = None
         loop = asyncio.get_running_loop()
         for group_id, consumer in list(self._consumers.items()):
@@ -550,7 +553,7 @@ class Pulls:
     # --- Receipts ------------------------------------------------------------------------------
 
     async def ack(self, queue: Queue, group: Group, receipts: list[str]) -> PullSettled:
-        """Settle; durable when this returns."""
+        """Settle deliveries. The effect is durable when this returns."""
         return await self._settling.settle(queue, group, receipts, "ack", None)
 
     async def nack(
@@ -563,8 +566,8 @@ class Pulls:
         reason: str | None = None,
         reject: bool = False,
     ) -> PullSettled:
-        """Return them; they come again after `delay_s` or the backoff, or (`reject`) not at all.
-        Durable when this returns."""
+        """Return deliveries. They come again after `delay_s` or the backoff, or (`reject`) not at
+        all. The effect is durable when this returns."""
         return await self._settling.settle(
             queue, group, receipts, "nack", delay_s, reason=reason, reject=reject
         )
@@ -576,7 +579,7 @@ class Pulls:
         return await self._settling.settle(queue, group, receipts, "extend", lease_s)
 
     def release(self, queue: Queue, group: Group, messages: Sequence[PulledMessage]) -> None:
-        """These were given and could not be handed over: they return at once."""
+        """Return messages that were given and could not be handed over, at once."""
         consumer = self._consumers.get(group.group_id)
         if consumer is not None:
             consumer.give_back(messages)
@@ -589,18 +592,18 @@ class Pulls:
         size: int,
         taken_bytes: Callable[[], int | None],
     ) -> None:
-        """As Pulling.hand_over."""
         consumer = self._consumers.get(group.group_id)
         if consumer is not None:
             consumer.hand_over(messages, size, taken_bytes)
 
     def drain(self) -> None:
-        """Answer every waiting pull with what there is: nothing."""
+        """Answer every waiting pull with the messages that it has, and let no pull wait any
+        more."""
         self._draining = True
         for consumer in self._consumers.values():
             consumer.answer_all()
 
     def close(self) -> None:
-        """No sweeping any more."""
+        """Stop sweeping."""
         if self._sweeper is not None:
             self._sweeper.cancel()

@@ -1,6 +1,6 @@
 """Readers: subscriptions without a group (R26).
 
-Most readers of a queue stand at its tail: a record that becomes certified is encoded once, and the
+Most readers of a queue are at its tail. A record that becomes certified is encoded once, and the
 same bytes go to all of them. A reader that has no credit, whose socket is full or that starts
 further back is **behind** in that partition: it reads from the log, in bounded steps, until it has
 caught up. A filter on keys looks at the record's key hashes, never into messages.
@@ -42,7 +42,7 @@ Framed = tuple[bytes, int]
 
 
 class Reader:
-    """One subscription, made by `Readers.open`."""
+    """Subscription without a group, made by `Readers.open`."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class Reader:
         """Whether it ends with its transport."""
         self.subscription = subscription
         self.hashes = hashes
-        """Key hashes that it wants; None: everything."""
+        """Hashes of the keys that it wants; None: everything."""
         self.credit = CreditWindow()
         self.verdicts: list[dict[str, object]] = []
         self.behind: dict[int, int] = {}
-        """Partition → next offset, where it is not at the tail."""
+        """Partition → next offset, of those in which it is not at the tail."""
         self.floors: dict[int, int] = {}
         """Partition → offset from which on it takes part in fan-outs again, after it was behind."""
         self.catching_up: asyncio.Task[None] | None = None
@@ -84,12 +84,12 @@ class Reader:
         return self.credit.sent
 
     def grant(self, granted_total: int) -> None:
-        """Credit, counted absolutely (R25). Raises Refused(too_many)."""
+        """Raise the credit, which is counted absolutely (R25). Raises Refused(too_many)."""
         self.credit.grant(granted_total)
         self.pump()
 
     def pump(self) -> None:
-        """Go on catching up, where it is behind."""
+        """Go on catching up, if it is behind."""
         if self.behind and self.catching_up is None and not self.closed and self.takes(1):
             self._owner.catch_up(self)
 
@@ -108,7 +108,7 @@ class Reader:
         )
 
     def end(self, why: Refused) -> None:
-        """Close it, and tell its session why."""
+        """Close it, and inform its session of the reason."""
         if not self.closed:
             self.link.send(frames.error(why, subscription=self.subscription))
             self.close()
@@ -151,24 +151,25 @@ def pieces(record: Record) -> Pieces:
 
 
 SLICE = 64
-"""Readers that a queue serves in one turn: less than a millisecond; a publish meets three turns."""
+"""Readers that a queue serves in one turn, which takes less than a millisecond. A publish meets
+three turns."""
 SLICE_BYTES = 128 * 1024
 """The same in bytes, which are copied into as many sockets."""
 FAN_OUTS_MAX = 256
-"""Bound on records that wait to be fanned out. Where more come than go out, every reader reads the
-log (P9)."""
+"""Bound on records that wait to be fanned out. If more come than go out, every reader reads the log
+(P9)."""
 CATCH_UPS_MAX = 16
 POSITIONS_EVERY_S = 30.0
 """Interval at which a filtered reader learns how far it has come without a message."""
 RETRY_AFTER_S = 0.5
 FOLLOW_AFTER_S = 1.0
-"""Readers that stay have the storage look after the ends of their partitions, which it does for
-what was read: a wake-up that gets lost is made up for then (R10)."""
+"""Time after which readers that stay have the storage check the ends of their partitions, as it
+does for partitions that are read. That makes up for a lost wake-up (R10)."""
 
 
 class _NotCertified(Refused):
-    """Read of an offset that was certified and is not at the moment: a failover knows less for a
-    while. A read is repeated only after a pause."""
+    """Read of an offset that was certified and is not at the moment, because the store knows less
+    for a while after a failover. A read is repeated only after a pause."""
 
 
 class QueueReaders:
@@ -232,7 +233,7 @@ class QueueReaders:
         while self.next[number] < end:
             found = self._tail.get(partition, self.next[number])
             if found is None or len(self._fan_outs) >= FAN_OUTS_MAX:
-                self._leave_behind(number)  # appended elsewhere, let go of, or one too many
+                self._leave_behind(number)  # appended elsewhere, no longer at hand, or one too many
                 self.next[number] = end
                 return
             record, stages = found
@@ -294,7 +295,7 @@ class QueueReaders:
             self._fan_out_soon()
 
     def _has_passed(self, reader: Reader, number: int, record: Record) -> bool:
-        """Whether it has read this record while it was behind; where its credit ended within the
+        """Whether a reader has read this record while it was behind. If its credit ended within the
         record, it reads on there."""
         floor = reader.floors.get(number, 0)
         if record.first < floor <= record.last:
@@ -349,8 +350,8 @@ class QueueReaders:
     def _picked(
         self, reader: Reader, number: int, record: Record, offsets: list[int], next_offset: int
     ) -> Framed:
-        """Encode a frame of single messages. `next_offset`: behind them, and behind what the filter
-        skips after them."""
+        """Encode a frame of single messages. `next_offset`: the one after them, and after those
+        that the filter skips."""
         head = frames.reader_head(
             subscription=reader.subscription,
             partition=number,
@@ -396,7 +397,7 @@ class QueueReaders:
                 return
 
     async def _step(self, reader: Reader, number: int) -> bool:
-        """Give the worth of one read of one partition. False: nothing could be given.
+        """Give the messages of one read of one partition. False: nothing could be given.
 
         Raises _NotCertified.
         """
@@ -427,7 +428,7 @@ class QueueReaders:
 
     # enforces: P10, R26
     def _advance(self, reader: Reader, number: int, to: int, at: int) -> None:
-        """Tell the reader of the gap between, which is no longer retained (P10)."""
+        """Move a reader on, and inform it of a gap, which is no longer retained (P10)."""
         gap = overtaken(at, to)
         reader.behind[number] = to
         if gap is not None:
@@ -510,12 +511,12 @@ class QueueReaders:
             self._empty()
 
     def queue_deleted(self) -> None:
-        """Close all readers, and tell their sessions why."""
+        """Close all readers, and inform their sessions of the reason."""
         for reader in [*self._plain, *self._left_behind, *self._filtered]:
             reader.end(Refused("queue_not_found", "the queue was deleted"))
 
     def _sweep(self) -> None:
-        """Tell filtered readers how far the tail has come, so that their position stays fresh."""
+        """Inform filtered readers how far the tail has come, so that their position stays fresh."""
         self._sweeper = asyncio.get_running_loop().call_later(POSITIONS_EVERY_S, self._sweep)
         if self._announced == self.next:
             return
@@ -529,7 +530,7 @@ class QueueReaders:
             reader.link.send(frames.reader_positions(reader.subscription, places))
 
     def close(self) -> None:
-        """Follow the log no longer: no reader is left."""
+        """Stop following the log, because no reader is left."""
         self._sweeper.cancel()
         self._following.cancel()
         self._fan_outs.clear()
@@ -538,8 +539,8 @@ class QueueReaders:
 
 
 def slice_of(record_bytes: int) -> int:
-    """Return how many readers are given a record of this size in one turn. Each takes two pushes of
-    it at most: then its buffer is full."""
+    """Return how many readers are given a record of this size in one turn. Each takes at most two
+    pushes of it, because its buffer is full then."""
     size = min(record_bytes, 2 * limits.PUSH_BYTES_MAX)
     return max(1, min(SLICE, SLICE_BYTES // max(1, size)))
 
@@ -581,7 +582,7 @@ class Readers:
         if start is not None and position is not None:
             raise Refused("invalid_request", "start and position exclude each other")
         readers = self._queues.get(queue.queue_id)
-        # A reader that begins at the end, where others stand already, needs nothing of the storage.
+        # A reader that begins at the end, where others are already, needs nothing of the storage.
         states: Sequence[PartitionState] = ()
         if readers is None or start != "latest":
             states = await self._storage.partitions(queue.queue_id)
@@ -654,7 +655,7 @@ class Readers:
         self._queues.pop(queue_id).close()
 
     def queue_deleted(self, queue_id: str) -> None:
-        """Close the queue's readers, and tell their sessions why."""
+        """Close the queue's readers, and inform their sessions of the reason."""
         readers = self._queues.get(queue_id)
         if readers is not None:
             readers.queue_deleted()

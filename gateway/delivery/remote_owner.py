@@ -1,18 +1,18 @@
 """Requests to the owner of a partition at another gateway, and their answers (R24).
 
 `OwnerClient` puts a request into the inbox of the (group, partition), again and again under one id,
-until it is answered: a notification may be lost, and so may an answer.
+until it is answered, because a notification may be lost, and so may an answer.
 
 `OwnerServer` takes the letters to owners at this gateway. `judge` and `unpark` decide about them as
 if the request had come to this gateway, and they are answered once the effect is durable. A letter
 that names an epoch which has ended here is stale; one that names an epoch of another gateway is
 left to that one.
 
-A letter is judged once, and answered the same each time under its id: also where its answer did not
-arrive, was lost with the store's primary, or came while the inbox was being read.
+A letter is judged once, and answered the same each time under its id. This holds also if its answer
+did not arrive, was lost with the store's primary, or came while the inbox was being read.
 
     [m, m+1 have expired, and an ack of m+1, m comes: m+1 is stale, m settled. The letter is seen
-    once more: m+1 is settled, its consumer has heard the contrary, and waits for it in vain.]
+    once more: m+1 is settled, its consumer has the contrary answer, and waits for it in vain.]
 """
 
 import asyncio
@@ -51,7 +51,8 @@ class OwnerAnswer(NamedTuple):
     """The answer to one letter."""
 
     verdicts: str | None
-    """One character for each delivery or key, or UNREADABLE. None: the letter's epoch has ended."""
+    """Verdicts, a character for each delivery or key, or UNREADABLE. None: the letter's epoch has
+    ended."""
     may_have_been_read: bool = True
     """Whether the owner of that epoch may have acted on it."""
 
@@ -75,9 +76,9 @@ class OwnerClient:
         return self._name + os.urandom(8).hex()
 
     async def ask(self, place: CursorPlace, letter: Letter) -> str:
-        """Return the owner's verdicts about deliveries, once they are durable; those of an epoch
-        that has ended are stale, unless its owner may have taken an ack up. Raises as `put`, and
-        Unknown for that; asking anew, under another id, is safe."""
+        """Return the owner's verdicts about deliveries, once they are durable. Those of an epoch
+        that has ended are stale, unless its owner may have taken an ack up. Raises Unknown for
+        that, and the errors of `put`. Asking anew, under another id, is safe."""
         said = await self.put(place, letter, self.new_id(), limits.LETTER_DEADLINE_S)
         is_open = said.verdicts is None and said.may_have_been_read and letter.verb == "ack"
         if is_open or PERHAPS in (said.verdicts or ""):
@@ -91,11 +92,11 @@ class OwnerClient:
     async def put(
         self, place: CursorPlace, letter: AnyLetter, letter_id: str, within_s: float
     ) -> OwnerAnswer:
-        """Return what the owner answers, once it is durable.
+        """Return the owner's answer, once its effect is durable.
 
         Raises:
-            Unknown: nobody has answered within this time; asking again under this id is safe.
-            Refused: nothing came of it: overloaded, group_not_found, storage_unavailable.
+            Unknown: no answer came within this time; asking again under this id is safe.
+            Refused: nothing happened: overloaded, group_not_found, storage_unavailable.
         """
         if len(self._waits) >= limits.LETTERS_UNDER_WAY_MAX:
             raise Refused("overloaded", "too much waits for other gateways", 1.0)
@@ -136,13 +137,13 @@ class OwnerClient:
 
 
 def slot_of(runtime: GroupRuntime | None, number: int, epoch: int) -> OwnedPartition | None:
-    """The slot here that gives a partition under this epoch. None: there is none."""
+    """Return the slot here that gives a partition under this epoch; None: there is none."""
     slot = runtime.slots.get(number) if runtime is not None else None
     return slot if slot is not None and not slot.ended and slot.delivery.epoch == epoch else None
 
 
 def newest_here(runtime: GroupRuntime | None, number: int) -> int:
-    """The newest epoch of a partition that is, or was, owned here; 0: none."""
+    """Return the newest epoch of a partition that is, or was, owned here; 0: none."""
     if runtime is None:
         return 0
     slot = runtime.slots.get(number)
@@ -165,7 +166,8 @@ def judge(
     reason: str | None = None,
     reject: bool = False,
 ) -> bool:
-    """Whether it counted; else the (push, offset) has ended. For the others see Letter."""
+    """Settle, return or extend a delivery as `verb` says, and return whether it counted. False: the
+    (push, offset) has ended. For the other parameters see Letter."""
     push, offset = delivery
     judged: Judged
     if verb == "ack":
@@ -179,7 +181,7 @@ def judge(
 
 
 class _Durable(AckWaiter):
-    """A future of whether all that was settled is durable."""
+    """A future that says whether everything settled is durable."""
 
     __slots__ = ("future",)
 
@@ -188,23 +190,23 @@ class _Durable(AckWaiter):
         self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def answer(self) -> None:
-        """Resolve the future, unless whoever awaits it has gone."""
+        """Resolve the future, unless its waiter has gone."""
         if not self.future.done():
             self.future.set_result(self.durable)
 
 
 async def durable(slots: Collection[OwnedPartition], now: float) -> bool:
-    """Wait until what was done to these slots is durable. False: of one of them that will never be
-    known here, its epoch has ended."""
+    """Wait until changes of these slots are durable. False: that will never be known here of one of
+    them, because its epoch has ended."""
     waiter = _Durable()
     waiter.write(slots, now)
     return await waiter.future
 
 
 async def unpark(storage: Storage, slot: OwnedPartition, letter: Unpark) -> str:
-    """Take up what is parked as the letter says, and nothing that was parked anew since, or has
-    another head; the verdicts, when all of it is durable or the slot has ended. Raises
-    TocsinError: nothing happened."""
+    """Take up the keys that are parked as the letter says, and none that was parked anew since, or
+    has another head. Returns the verdicts when all of it is durable or the slot has ended. Raises
+    TocsinError if nothing happened."""
     parked = {
         (f"{line.key_hash:016x}", line.since_unix_ms, line.head): line
         for line in await storage.parked(slot.place)
@@ -248,7 +250,7 @@ class OwnerServer:
         self._look_later()
 
     def close(self) -> None:
-        """Take no more; what was taken is answered as long as the storage is open."""
+        """Take no more letters. Those that were taken are answered while the storage is open."""
         self._closed = True
         if self._looker is not None:
             self._looker.cancel()
@@ -263,7 +265,7 @@ class OwnerServer:
         if not task.cancelled():
             task.result()
 
-    # --- Looking without having been told (R10) ------------------------------------------------
+    # --- Looking without a notice (R10) ---------------------------------------------------------
 
     def _look_later(self) -> None:
         loop = asyncio.get_running_loop()
@@ -308,7 +310,7 @@ class OwnerServer:
                 if not self._taking[place]:
                     break
         except TocsinError as error:
-            _LOG.info("an inbox cannot be read now: %s", error)  # who waits asks again
+            _LOG.info("an inbox cannot be read now: %s", error)  # the asking gateway asks again
         finally:
             del self._taking[place]
 
@@ -340,8 +342,8 @@ class OwnerServer:
     def _verdicts(
         self, batch: "_Batch", letter_id: str, letter: Letter, now: float
     ) -> "_Verdicts | None":
-        """Judge a letter's deliveries; None: that is for another gateway, or has to be looked
-        up."""
+        """Judge a letter's deliveries; None: another gateway has to judge it, or it has to be
+        looked up."""
         place = batch.place
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
         slot = slot_of(runtime, number, letter.epoch)
@@ -373,9 +375,9 @@ class OwnerServer:
         return _Verdicts(STALE * letter.count, None)
 
     async def _look_up(self, place: CursorPlace, letter_id: str, letter: Letter) -> None:
-        """An ack for an owner of before, elsewhere: it may have counted there, and the answer was
-        lost with that owner. Of what is not settled now, or by no ack, it has not, for a newer
-        epoch stands."""
+        """Answer an ack for an earlier owner elsewhere. It may have counted there, and the answer
+        was lost with that owner. Deliveries that are not settled now, or were settled by no ack,
+        did not count and will not, because a newer epoch exists."""
         said = ""
         try:
             for _, first, last in letter.runs:
@@ -391,7 +393,7 @@ class OwnerServer:
             self._answering.discard((place, letter_id))
 
     def _passed_over(self, place: CursorPlace, letter_id: str, text: bytes) -> "_Verdicts | None":
-        """This is no letter; None: the next owner may be able to read it."""
+        """Answer a text that is no letter. None: the next owner may be able to read it."""
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
         epoch = newest_here(runtime, number)
         if slot_of(runtime, number, epoch) is None:
@@ -414,7 +416,8 @@ class OwnerServer:
     async def _answer(self, batch: "_Batch", now: float) -> None:
         place = batch.place
         try:
-            # Not durable: a newer epoch has ended this one, and says so to whoever asks again.
+            # If it is not durable, a newer epoch has ended this one, and answers a repeated
+            # request.
             if await durable(batch.touched.values(), now):
                 self._remember(batch)
                 for epoch in {one.epoch for one in batch.verdicts.values()}:
@@ -443,7 +446,7 @@ class OwnerServer:
         slot = slot_of(runtime, number, letter.epoch)
         if said is None and slot is None:
             if not has_ended(runtime, number, letter.epoch):
-                return  # for somebody else to say
+                return  # another gateway has to answer
             said = STALE * letter.count
         self._answering.add((place, letter_id))
         self._go(self._decide(place, letter_id, letter, slot, said), "decide by a letter")
@@ -456,7 +459,7 @@ class OwnerServer:
         slot: OwnedPartition | None,
         said: str | None,
     ) -> None:
-        """`said`: what is known already."""
+        """Decide about parked keys, and answer. `said`: the verdicts, if they are known already."""
         try:
             if said is None and slot is not None:
                 said = await unpark(self._storage, slot, letter)
@@ -469,7 +472,7 @@ class OwnerServer:
 
 
 def _may_be_written_to(slot: OwnedPartition) -> bool:
-    """Whether there is something that letters may be about."""
+    """Whether it has deliveries or lines that letters may name."""
     delivery = slot.delivery
     if delivery.settings.pulls and delivery.pushes:
         return True
@@ -479,7 +482,7 @@ def _may_be_written_to(slot: OwnedPartition) -> bool:
 class _Verdicts(NamedTuple):
     said: str
     epoch: int | None
-    """See Inbox.answer."""
+    """The epoch that the place must have for the verdicts to be true; None: any."""
 
 
 @dataclass(slots=True)
@@ -491,11 +494,11 @@ class _Batch:
     touched: dict[int, OwnedPartition] = field(default_factory=dict)
 
     def keys(self) -> set[tuple[CursorPlace, str]]:
-        """Each letter's place and id."""
+        """Return each letter's place and id."""
         return {(self.place, letter_id) for letter_id in self.verdicts}
 
     def answers(self, epoch: int | None) -> dict[str, str]:
-        """By the letters' ids, of those that need this epoch."""
+        """Return the verdicts that need this epoch, by the letters' ids."""
         return {
             letter_id: one.said for letter_id, one in self.verdicts.items() if one.epoch == epoch
         }

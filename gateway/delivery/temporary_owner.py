@@ -1,8 +1,8 @@
 """Temporary owner of a partition that has none, so that overflow and operators can move messages.
 
-Where a consumer of this gateway owns the partition, messages are moved through its
-`OwnedPartition`. Where there is none, the temporary owner owns the partition for a moment, under an
-epoch like every owner, and gives out nothing. A consumer that comes meanwhile fences it.
+If a consumer of this gateway owns the partition, messages are moved through its `OwnedPartition`.
+If there is none, the temporary owner owns the partition for a moment, under an epoch like every
+owner, and gives out nothing. A consumer that comes meanwhile fences it.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from push.record import Record
 
 
 class NullConsumer:
-    """The consumer of a partition that has none: it is given nothing."""
+    """The consumer of a partition that has none. It is given nothing."""
 
     blocked_by = "no_consumer"
     pulls = False
@@ -30,40 +30,40 @@ class NullConsumer:
         self.log_place = log_place
 
     def available(self) -> int:
-        """Nothing."""
+        """Return 0."""
         return 0
 
     def share(self) -> Share:
-        """Nothing."""
+        """Return a share of nothing."""
         return Share(0, 1, 0)
 
     def deliver(
         self, slot: OwnedPartition, record: Record, push: Push, reserved: object = None
     ) -> bool:
-        """Never called: nothing is available."""
+        """Do nothing. Never called, because nothing is available."""
         return False
 
     def reserve(self, count: int) -> object:
-        """Never called: nothing is available."""
+        """Do nothing. Never called, because nothing is available."""
 
     def release(self, count: int, reserved: object) -> None:
-        """Never called: nothing is reserved."""
+        """Do nothing. Never called, because nothing is reserved."""
 
     def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
-        """Never called: nothing is in flight."""
+        """Do nothing. Never called, because nothing is in flight."""
 
     def arrived(self, slot: OwnedPartition, push: Push) -> float | None:
-        """Never called: nothing is in flight."""
+        """Do nothing. Never called, because nothing is in flight."""
         return push.given_at
 
     def lapsed(self, given_at: float) -> None:
-        """Never called: nothing is in flight."""
+        """Do nothing. Never called, because nothing is in flight."""
 
     def holds(self, more: int) -> None:
-        """Never called: nothing is in flight."""
+        """Do nothing. Never called, because nothing is in flight."""
 
     def pump(self) -> None:
-        """Nothing to give to."""
+        """Do nothing, because there is nothing to give to."""
 
 
 class TemporaryOwner:
@@ -84,16 +84,17 @@ class TemporaryOwner:
     async def own(
         self, queue: Queue, group: Group, partition: Partition
     ) -> AsyncIterator[OwnedPartition | None]:
-        """Own a partition; afterwards its dead messages are moved, all is written, and it ends.
-        After an error it ends as it is. None: the group has consumers, here or at another gateway,
-        or the temporary owner owns the place already.
+        """Own a partition. Afterwards its dead messages are moved, everything is written, and it
+        ends. After an error it ends as it is. None: the group has consumers, here or at another
+        gateway, or the temporary owner owns the place already.
 
         Raises:
             TocsinError: owning failed; nothing happened.
         """
         place = CursorPlace(group.group_id, partition)
         row = await self._metadata.membership(group.group_id)
-        # Looked at in the turn in which we own: who comes later, owns later, and fences us.
+        # Checked in the turn in which we own. A consumer that comes later owns later, and fences
+        # us.
         if self.is_served(group) or self._groups.others(row) or place in self._owning:
             yield None
             return

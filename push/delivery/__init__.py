@@ -1,8 +1,8 @@
 """Rules of one group-partition: what is given to which consumer, and what has been settled. Pure.
 
-`Delivery` is the only door. What else is named here are the values that it takes and returns, and
-functions that look at one, or let a session come back to one. `push.delivery.checks`, which is for
-tests, stands beside it.
+`Delivery` is the only door. The other names here are the values that it takes and returns, and
+functions that inspect a delivery, or let a session come back to one. `push.delivery.checks` is for
+tests, and is imported apart.
 """
 
 from push.delivery.delivery import Delivery

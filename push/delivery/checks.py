@@ -1,6 +1,7 @@
-"""What must be true of a delivery between any two calls, asserted under the ids of the rules.
+"""Invariants of a delivery between any two calls, asserted under the ids of the rules.
 
-For tests and for looking into a process that behaves oddly; it walks everything that is in memory.
+For tests, and for inspecting a process that behaves oddly. The checks walk everything that is in
+memory.
 """
 
 from collections.abc import Iterable
@@ -14,17 +15,17 @@ from push.ranges import Dead, RangeSet
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a delivery does not keep in memory, where somebody knows it."""
+    """The state that a delivery does not keep in memory, for callers that know it."""
 
     settled: RangeSet
     """Settled by this owner or one before, durably or not."""
     aside: RangeSet
-    """What stands in side lines, or is to be set aside."""
+    """Offsets that are in side lines, or are to be set aside."""
 
 
 def check(delivery: Delivery, outside: Outside | None = None) -> None:
     """Assert every invariant. With `outside`, also that each offset below the frontier is in
-    exactly one place. Raises AssertionError naming the rule."""
+    exactly one place. Raises AssertionError, which names the rule."""
     in_flight = _check_leases(delivery)
     _check_lines(delivery, in_flight)
     _check_order(delivery, in_flight)
@@ -35,7 +36,7 @@ def check(delivery: Delivery, outside: Outside | None = None) -> None:
 
 
 def _check_leases(delivery: Delivery) -> dict[int, int]:
-    """Offset → key of all that is in flight."""
+    """Return offset → key of all that is in flight."""
     leases = delivery.leases
     in_flight: dict[int, int] = {}
     for number, push in leases.pushes.items():
@@ -101,7 +102,7 @@ def _offsets(dead: Iterable[Dead]) -> Iterable[int]:
 
 
 def _check_order(delivery: Delivery, in_flight: dict[int, int]) -> None:
-    """P3, R17: of a key, nothing in flight stands above anything that waits or dies."""
+    """Assert that no message in flight is above one of its key that waits or dies (P3, R17)."""
     highest: dict[int, int] = {}
     for offset, key in in_flight.items():
         highest[key] = max(highest.get(key, -1), offset)
@@ -113,8 +114,8 @@ def _check_order(delivery: Delivery, in_flight: dict[int, int]) -> None:
 
 
 def _check_schedules(delivery: Delivery) -> None:
-    """What may go on is known to somebody who will let it: a line is ready, or becomes due, or
-    wants its side line read; a lease ends when it is looked at."""
+    """Assert that whatever may go on has an entry that lets it go on. A line is ready, or becomes
+    due, or wants its side line read. A lease ends when its deadline is checked."""
     lines = delivery.waiting.lines
     due = set(lines._due)
     for key, line in lines.by_key.items():
@@ -149,7 +150,8 @@ def _check_writes(delivery: Delivery) -> None:
 
 
 def _check_places(delivery: Delivery, in_flight: dict[int, int], outside: Outside) -> None:
-    """P1, P5, R18: below the frontier nothing is forgotten, and nothing is in two places."""
+    """Assert that below the frontier nothing is forgotten, and nothing is in two places (P1, P5,
+    R18)."""
     places: dict[int, list[str]] = {}
 
     def at(place: str, offsets: Iterable[int]) -> None:
@@ -169,6 +171,6 @@ def _check_places(delivery: Delivery, in_flight: dict[int, int], outside: Outsid
     for offset in range(delivery.frontier):
         assert len(places.get(offset, [])) == 1, f"R18: {offset} is {places.get(offset)}"
     beyond = [o for o, place in places.items() if o >= delivery.frontier]
-    passed = delivery.scan._passed  # by the previous owner: an operator may have it skipped
+    passed = delivery.scan._passed  # by the previous owner; an operator may have it skipped
     known = [o for o in beyond if any(o in x for x in (outside.settled, outside.aside, passed))]
     assert beyond == known, f"R18: {beyond} beyond the frontier {delivery.frontier}"

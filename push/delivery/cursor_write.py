@@ -1,4 +1,4 @@
-"""What a delivery still has to make durable, and what is on its way there.
+"""Changes that a delivery still has to make durable, and those that are on their way.
 
 At most one write is under way. Everything in it is absolute, so that it can be sent again whole
 when its outcome is not known (R29).
@@ -14,12 +14,12 @@ from push.ranges import Dead, DeadRanges, Range, coalesce
 from push.storage_port import CursorWrite, Retry, Side
 
 SETTLED_LOOSE_MAX: Final = 4096
-"""Ranges that are kept as they come; with twice as many as were left the last time, those that
-touch are joined."""
+"""Most ranges that are kept as they come. Beyond that, and beyond twice the number left the last
+time, ranges that touch are joined."""
 
 
 class PendingWrite:
-    """Collects changes; `take` hands them out as one write, `confirm` or `restore` ends it."""
+    """Collect changes. `take` hands them out as one write; `confirm` or `restore` ends it."""
 
     __slots__ = (
         "_aside",
@@ -43,7 +43,7 @@ class PendingWrite:
     def __init__(
         self, place: CursorPlace, epoch: int, token: bytes, *, starving: Collection[int]
     ) -> None:
-        """`starving`: keys that wait for what is to be set aside of them."""
+        """`starving`: keys that wait until their offsets are durably set aside."""
         self._place = place
         self._epoch = epoch
         self._token = token
@@ -58,10 +58,11 @@ class PendingWrite:
         self._unparked: dict[int, None] = {}
         self._taken: tuple[CursorWrite, dict[int, int]] | None = None
         self.aside_count = 0
-        """Offsets that are to be set aside and are not yet."""
+        """Number of offsets that are to be set aside and are not yet."""
         self._starving = starving
         self.ending = False
-        """The epoch ends: whatever is written then, the next owner need not find out again."""
+        """Whether the epoch ends. Whatever is written then, the next owner need not find out
+        again."""
 
     @property
     def dirty(self) -> bool:
@@ -78,9 +79,9 @@ class PendingWrite:
 
     @property
     def aside_due(self) -> bool:
-        """Whether what is to be set aside goes with the next write. A stuck key's messages come
-        one by one, each to another page of the storage: it waits until many go together, or
-        somebody needs it. Until then they are holes in the cursor (P8)."""
+        """Whether the offsets to be set aside go with the next write. The messages of a stuck key
+        come one by one, each to another page of the storage. So they wait until many go together,
+        or until something depends on them. Until then they are holes in the cursor (P8)."""
         if not self._aside:
             return False
         if self._starving or self._parked or self.ending:
@@ -94,46 +95,46 @@ class PendingWrite:
 
     @property
     def recording_count(self) -> int:
-        """Redeliveries that wait for their attempt to be recorded."""
+        """Number of redeliveries that wait until their attempt is recorded."""
         return len(self._record) + (len(self._taken[1]) if self._taken else 0)
 
     def settle(self, first: int, last: int) -> None:
-        """first..last are settled."""
+        """Note that first..last are settled."""
         self.settle_all([(first, last)])
 
     def settle_all(self, ranges: list[Range]) -> None:
-        """All of these are settled."""
+        """Note that all of these ranges are settled."""
         self._settled += ranges
         if len(self._settled) > self._coalesce_at:
             self._settled = coalesce(self._settled)
             self._coalesce_at = max(SETTLED_LOOSE_MAX, 2 * len(self._settled))
 
     def end(self, offset: int) -> None:
-        """The offset, which was given out, is settled, and by no ack."""
+        """Note that an offset, which was given out, is settled, and by no ack."""
         self.settle(offset, offset)
         self.will_end(offset)
 
     def will_end(self, offset: int) -> None:
-        """The offset, which was given out, will be settled, and by no ack: it is dead."""
+        """Note that an offset, which was given out, is dead, and will be settled by no ack."""
         self._ended.append((offset, offset))
 
     def die(self, first: int, last: int, reason: str) -> None:
-        """first..last go to the dead letters, as soon as that is durable."""
+        """Send first..last to the dead letters, as soon as that is durable."""
         self._dead.append(Dead(first, last, reason))
 
     def going_to_die(self) -> Iterator[Dead]:
-        """What goes to the dead letters and is not known to be written."""
+        """Yield the ranges that go to the dead letters and are not known to be written."""
         under_way = self._taken[0].dead if self._taken else ()
         return chain(under_way, self._dead)
 
     @property
     def is_urgent(self) -> bool:
-        """Whether something waits for the write: a redelivery, room to set aside, or a dead letter
+        """Whether something depends on the write: a redelivery, room to set aside, or a dead letter
         that is put on its way then."""
         return bool(self._dead or self._record) or self.aside_due or self.recording_count > 0
 
     def note(self, retry: Retry) -> None:
-        """Remember attempts and backoff; nobody waits for it."""
+        """Remember attempts and backoff; nothing waits for that."""
         self._retries[retry.offset] = retry.after(self._retries.get(retry.offset))
 
     def record(self, retry: Retry, key: int) -> None:
@@ -142,43 +143,45 @@ class PendingWrite:
         self._record[retry.offset] = key
 
     def cancel(self, offset: int) -> None:
-        """Nobody waits any more for its attempt to be recorded: it does not go out."""
+        """Stop waiting until an offset's attempt is recorded, because the offset does not go
+        out."""
         self._record.pop(offset, None)
         if self._taken is not None:
             self._taken[1].pop(offset, None)
 
     def set_aside(self, key: int, offset: int) -> None:
-        """The offset goes to the key's side line."""
+        """Send an offset to the key's side line."""
         self._aside.setdefault(key, []).append(offset)
         self.aside_count += 1
 
     @property
     def sides_under_way(self) -> tuple[Side, ...]:
-        """What the write that was taken sets aside."""
+        """The offsets by key that the write under way sets aside."""
         return self._taken[0].aside if self._taken else ()
 
     def going_aside(self) -> Iterator[int]:
-        """The offsets that go to side lines and are not known to stand there, in any order."""
+        """Yield the offsets that go to side lines and are not known to be there, in any order."""
         under_way = (side.offsets for side in self.sides_under_way)
         return chain.from_iterable(chain(under_way, self._aside.values()))
 
     def first_aside(self, key: int) -> int | None:
-        """The lowest offset that goes to the key's side line and is not known to stand there."""
+        """Return the lowest offset that goes to the key's side line and is not known to be
+        there."""
         under_way = [s.offsets[0] for s in self.sides_under_way if s.key_hash == key]
         return min([*under_way, *self._aside.get(key, ())], default=None)
 
     def park(self, key: int, reason: str) -> None:
-        """The key is parked."""
+        """Note that the key is parked."""
         self._unparked.pop(key, None)
         self._parked[key] = reason
 
     def unpark(self, key: int) -> None:
-        """The key is not parked any more."""
+        """Note that the key is no longer parked."""
         self._parked.pop(key, None)
         self._unparked[key] = None
 
     def take(self, wall_unix_ms: int) -> CursorWrite | None:
-        """Everything so far as one write; None: nothing, or one is under way."""
+        """Return all changes so far as one write; None if there are none, or one is under way."""
         if self._taken is not None or not self.dirty:
             return None
         aside = {}
@@ -204,8 +207,8 @@ class PendingWrite:
         return write
 
     def confirm(self) -> tuple[CursorWrite, dict[int, int], dict[int, int]]:
-        """It is durable. Returns it, offset → key of what may be given now, in order, and the count
-        set aside by key."""
+        """End the write under way, which is durable. Returns the write, offset → key of what may be
+        given now, in order, and the number of offsets set aside by key."""
         assert self._taken is not None
         write, record = self._taken
         self._taken = None
@@ -215,7 +218,8 @@ class PendingWrite:
 
     # enforces: R29
     def restore(self) -> None:
-        """It is not durable: everything goes with the next write, older facts first."""
+        """End the write under way, which is not durable. All of it goes with the next write, older
+        facts first. Without a write under way nothing happens."""
         if self._taken is None:
             return
         write, record = self._taken

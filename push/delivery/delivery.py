@@ -11,9 +11,9 @@ and time, and carries out what it asks for:
 * `give` and `give_line` return the pushes to send; `wants_log`, `giveable` and `side_wanted` say
   what to read for them.
 * `take_write` returns the one cursor change that is to be made durable next; `written` confirms
-  it. What may only happen after it is durable (a redelivery, R16) waits for that.
+  it. Acts that depend on its being durable wait for that (a redelivery, R16).
 * `take_dead_letters` returns messages to move, once it is durable that they go to the dead
-  letters; `dead_lettered` confirms that they stand there.
+  letters; `dead_lettered` confirms that they are there.
 * `next_deadline` says when to call `expire`.
 
 Times: `now` is monotonic seconds, `wall_unix_ms` unix milliseconds (R3).
@@ -52,10 +52,10 @@ class Duties:
     def __init__(self) -> None:
         self.must_write = False
         self.is_urgent = False
-        """Whether something waits for the write."""
+        """Whether something depends on the write."""
         self.has_dead_letters = False
         self.deadline: float | None = None
-        """When `expire` has something to do; None: not by time alone."""
+        """The time at which `expire` has something to do; None: time alone makes nothing due."""
         self.notices: Notices | None = None
 
 
@@ -72,7 +72,7 @@ class Delivery:
         now: float,
         tally: Tally | None = None,
     ) -> None:
-        """`tally`: the group's; None: nobody looks at it."""
+        """`tally`: the group's counters; None: nobody reads them."""
         self.place = place
         self.epoch = owned.epoch
         self.generation = owned.generation
@@ -81,7 +81,7 @@ class Delivery:
         self.draining = False
         self.drain_deadline = float("inf")
         self.lapsed_at = float("-inf")
-        """When that was given, of all whose lease has ended by itself, which was given last."""
+        """The latest time at which a message was given whose lease ended by itself."""
         self.leases = Leases()
         self.waiting = Waiting(
             place,
@@ -94,9 +94,9 @@ class Delivery:
         )
         self.scan = Scan(owned, settings, self.leases, self.waiting, now)
         self.pushes: Mapping[int, Push] = self.leases.pushes
-        """Pushes that have something in flight, by number; for reading."""
+        """Pushes that have something in flight, by number; read-only."""
         self.lines: Mapping[int, Line] = self.waiting.lines.by_key
-        """Lines of keys that wait, by key hash; for reading."""
+        """Lines of keys that wait, by key hash; read-only."""
         self.before = Before(owned.previous, self.scan.frontier, bool(owned.cursor.lines))
         self._began = now
         self._duties = Duties()
@@ -111,32 +111,33 @@ class Delivery:
 
     @property
     def frontier(self) -> int:
-        """Everything below is settled, in flight, or waits; the log is read from here."""
+        """The offset from which the log is read. Everything below is settled, in flight, or
+        waits."""
         return self.scan.frontier
 
     @property
     def end(self) -> int:
-        """The certified end: nothing at or above it exists for anybody (R10)."""
+        """The certified end. Nothing at or above it exists for any client (R10)."""
         return self.scan.end
 
     @property
     def in_flight(self) -> int:
-        """How many messages are in flight."""
+        """Number of messages in flight."""
         return self.leases.open_count
 
     def push(self, number: int) -> Push | None:
-        """A push of which something is in flight."""
+        """Return a push of which something is in flight; None: nothing of it is."""
         return self.pushes.get(number)
 
     def number_of(self, epoch: int, push: int) -> int | None:
-        """The number in the ledger of a push as a client names it. None: it is of an epoch that is
-        over, or was somebody else's."""
+        """Return the number in the ledger of a push as a client names it. None: its epoch is over,
+        or had another owner."""
         if epoch == self.epoch:
             return push
         return push - ADOPTED if epoch == self.before.epoch and push < ADOPTED else None
 
     def name_of(self, number: int) -> tuple[int, int]:
-        """(epoch, push), as a client knows push `number` of the ledger."""
+        """Return (epoch, push), as a client knows push `number` of the ledger."""
         if number > 0:
             return self.epoch, number
         assert self.before.epoch is not None  # else nothing was adopted
@@ -144,11 +145,11 @@ class Delivery:
 
     @property
     def lease_s(self) -> float:
-        """How long a lease is."""
+        """Duration of a lease."""
         return self.settings.lease_s
 
     def certify(self, end: int) -> None:
-        """The log is certified up to (not including) `end`."""
+        """Note that the log is certified up to (not including) `end`."""
         self.scan.end = max(self.scan.end, end)
 
     @property
@@ -158,12 +159,12 @@ class Delivery:
 
     @property
     def must_look_again(self) -> bool:
-        """Whether what comes next in the log is kept for other keys, for a moment (P8)."""
+        """Whether the next messages in the log are kept for other keys, for a moment (P8)."""
         return self.scan.again_at is not None
 
     def is_idle(self, now: float) -> bool:
         """Whether there is nothing to give, neither from the log nor from lines, and nothing that
-        is yet to begin (see `expire`)."""
+        has yet to begin (see `expire`)."""
         scan, waiting = self.scan, self.waiting
         return scan.frontier >= scan.end and waiting.begun and not self.is_line_ready(now)
 
@@ -172,12 +173,13 @@ class Delivery:
         return self.scan.has_passed(offset)
 
     def begin_pull(self) -> None:
-        """A pull begins: it may carry several messages of a key; the next one may not (R24)."""
+        """Begin a pull. It may carry several messages of a key; the next pull carries no more of
+        that key while any is in flight (R24)."""
         self.waiting.pull += 1
 
     def skip_to(self, offset: int, *, now: float) -> list[Range]:
-        """Pass what is not retained between `frontier` and `offset`. Returns what was not passed
-        before: settled now, though nobody was given it."""
+        """Pass the offsets between `frontier` and `offset`, which are not retained. Returns those
+        that were not passed before. They are settled now, though they were given to no consumer."""
         return self.scan.skip_to(offset, now)
 
     def give(
@@ -189,26 +191,28 @@ class Delivery:
         wall_unix_ms: int,
         share: Share | None = None,
     ) -> list[Push]:
-        """First give-outs from the record that holds `frontier`, or the next one there is.
+        """Give messages for the first time, from the record that holds `frontier` or the next one.
 
         Takes at most `credit` messages; passes over what is passed, gated or expired. Moves
-        `frontier`; calling again with the same record goes on where it stopped. No write is
-        needed before these are sent (R16). `share`: what a key may have (P8); nothing is given and
-        `frontier` stays where the next one has that already and may yet keep pace.
+        `frontier`; calling again with the same record goes on where it stopped. No write is needed
+        before these are sent (R16). `share`: the part that a key may have (P8). If the next
+        message's key has that already and may yet keep pace, nothing is given and `frontier` stays.
         """
         return [] if self.draining else self.scan.give(record, credit, now, wall_unix_ms, share)
 
     @property
     def unsettled(self) -> int:
-        """Messages of the log that are neither settled nor on their way to the dead letters; what
-        the previous owner had passed above the frontier counts until it is passed here."""
+        """Number of messages of the log that are neither settled nor on their way to the dead
+        letters. Those that the previous owner had passed above the frontier count until they are
+        passed here."""
         log = self.end - self.frontier - self.scan.adopted_ahead
         return log + self._open
 
     @property
     def unsettled_passed(self) -> int:
-        """Messages below the frontier that are not settled, dying ones too; while the frontier
-        goes over what the previous owner had passed, perhaps some above it as well."""
+        """Number of messages below the frontier that are not settled, dying ones too. While the
+        frontier goes over offsets that the previous owner had passed, some above it may count as
+        well."""
         return self._open + self.waiting.dead_count
 
     @property
@@ -220,9 +224,9 @@ class Delivery:
         return self.leases.open_count + lines.held + waits
 
     def evict(self, count: int, *, now: float) -> int:
-        """The queue overflows: up to `count` of the oldest messages that were not given yet go to
-        the dead letters instead. Returns how many do. Nothing behind them is given out before that
-        is durable (P3)."""
+        """Send up to `count` of the oldest messages that were not given yet to the dead letters,
+        because the queue overflows. Returns how many go. Nothing after them is given out before
+        that is durable (P3)."""
         return 0 if self.draining else self.scan.evict(count, now)
 
     # --- Giving from lines ---------------------------------------------------------------------
@@ -244,7 +248,7 @@ class Delivery:
         self.waiting.side_not_loaded(key, now)
 
     def plan_retries(self, credit: int, *, now: float, share: Share | None = None) -> None:
-        """Let lines that are ready send up to `credit` messages; see `Waiting.plan`."""
+        """Let lines that are ready send up to `credit` messages, as `Waiting.plan` describes."""
         if not self.draining:
             self.waiting.plan(credit, now, None if share is None or share.ample else share.limit)
 
@@ -257,9 +261,11 @@ class Delivery:
     def give_line(
         self, key: int, offset: int, record: Record | None, *, now: float, wall_unix_ms: int
     ) -> Push | None:
-        """Send a message that the caller took from `giveable`; `record` holds it (None: gone).
+        """Send a message that the caller took from `giveable`. `record` holds it; None: the log has
+        it no longer.
 
-        None when it is not to be sent: acked late, expired, gone, or the partition moves.
+        Returns None when it is not to be sent: acked late, expired, no longer in the log, or the
+        partition moves.
         """
         waiting = self.waiting
         waiting.begin(now, wall_unix_ms)
@@ -274,7 +280,7 @@ class Delivery:
             del line.leaving[offset]
             waiting.die(line, offset, "expired")
             return None
-        if line.dying:  # what is before it may come back, until it is durable that it does not
+        if line.dying:  # messages before it may come back, until it is durable that they do not
             waiting.call_back(line, offset - 1)
             waiting.lines.settle_down(line, now)
             return None
@@ -301,10 +307,10 @@ class Delivery:
 
     def ack_ordinary(self, number: int, numbers: list[int], begin: int, *, now: float) -> int:
         """Settle the ranges `numbers[begin:]` (first, last, first, last …) of push `number` at
-        once, if all of that is in flight in this push and nothing waits for any of it.
+        once, if all of them are in flight in this push and no line waits for any of them.
 
-        A range may span what the push skips. Returns how many messages were settled; 0: not the
-        ordinary case, nothing happened, `ack` judges them one by one.
+        A range may span what the push skips. Returns how many messages were settled. 0: this is not
+        the ordinary case, and nothing happened; `ack` judges them one by one.
         """
         push = self.leases.pushes.get(number)
         if push is None or push.of_line or number < 0 or self.settings.pulls:
@@ -330,11 +336,11 @@ class Delivery:
 
     # enforces: R21
     def ack(self, number: int, first: int, last: int, *, now: float) -> Judged:
-        """Settle first..last of push `number`, judged offset by offset (R21)."""
+        """Settle first..last of push `number`; each offset is judged by itself (R21)."""
         push = self.leases.pushes.get(number)
         if push is not None and number > 0 and push.first <= first and last <= push.last:
             mask = push.within(first, last)
-            if push.open & mask == mask:  # the ordinary case: all of it is in flight in this push
+            if push.open & mask == mask:  # ordinary case, all of it is in flight in this push
                 return Judged(self._settle_open(push, mask, now))
         judged, offsets = self.leases.named(number, first, last)
         for offset in offsets:
@@ -381,11 +387,12 @@ class Delivery:
         reject: bool = False,
     ) -> tuple[Judged, list[Taken]]:
         """Return first..last of push `number`, each a counted attempt, to be tried again after
-        `delay_s` or (None) the backoff, with jitter from `draw` (numbers in [0, 1)). `reject`: not
-        to be tried again; each goes the way of what has exhausted its attempts, at once. `reason`
-        is remembered with them.
+        `delay_s` or (None) the backoff, with jitter from `draw` (numbers in [0, 1)). `reject`: they
+        are not tried again, and count at once as having exhausted their attempts. `reason` is
+        remembered with them.
 
-        Returns the judgement and what is revoked with it: later ones of the same keys (R17).
+        Returns the judgement and the deliveries that are revoked with it, which are later ones of
+        the same keys (R17).
         """
         judged, offsets = self.leases.named(number, first, last)
         revoked: list[Taken] = []
@@ -413,7 +420,7 @@ class Delivery:
 
     # enforces: R17
     def _return(self, push: Push, offset: int, due: float, now: float) -> list[Taken]:
-        """A delivery returns, and with it the later ones of its key. Returns the latter."""
+        """Return a delivery, and with it the later ones of its key, which are the result."""
         key = push.hashes[offset - push.first]
         line = self.waiting.lines.line(key or loose(offset))
         revoked = self.leases.of_key(key, offset) if key else []
@@ -424,15 +431,16 @@ class Delivery:
         return [(later_push.number, later) for later_push, later in revoked]
 
     def give_back(self, number: int, offset: int, *, now: float) -> list[Taken]:
-        """Its consumer never saw it: it returns without having counted. Returns what returns with
-        it; nothing happens when it is not in flight in push `number`."""
+        """Return a delivery that its consumer never saw, without counting an attempt. Returns the
+        deliveries that return with it. Nothing happens if it is not in flight in push `number`."""
         push = self.leases.pushes.get(number)
         if push is None or not push.within(offset, offset) & push.open:
             return []
         return self._return(push, offset, now, now)
 
     def start(self, number: int, first: int, last: int, *, now: float) -> None:
-        """The handlers of these have begun: their next return counts as an attempt (R19)."""
+        """Note that the handlers of first..last have begun. Their next return counts as an attempt
+        (R19)."""
         push = self.leases.pushes.get(number)
         if push is not None:
             self.leases.heard(push, now)
@@ -462,11 +470,12 @@ class Delivery:
         along: list[Taken] | None = None,
         arrived: Callable[[Push], float | None] = attrgetter("given_at"),
     ) -> list[Taken]:
-        """What time alone made due: ended leases return at once (P6), a drain's end cuts off.
+        """Do what time alone has made due. Deliveries whose leases have ended return at once (P6),
+        and the end of a drain cuts off the rest.
 
-        `arrived` says from when the lease of a push counts; None: it is in transit, and does not
-        run (push.transit). Returns everything that was taken from the consumer; what of it only
-        returned with an earlier message of its key is added to `along`.
+        `arrived` says from when the lease of a push counts; None: the push is in transit, and the
+        lease does not run (push.transit). Returns everything that was taken from the consumer.
+        Deliveries that returned only with an earlier message of their key are added to `along`.
         """
         self.waiting.begin(now, wall_unix_ms)
         self.scan.looked(now)
@@ -482,7 +491,7 @@ class Delivery:
         for push, mask in due:
             for offset in offsets_of(mask, push.first):
                 bit = offset - push.first
-                if push.open >> bit & 1:  # not revoked meanwhile by an earlier one of its key
+                if push.open >> bit & 1:  # not revoked meanwhile with an earlier one of its key
                     if push.started >> bit & 1:
                         self.waiting.count(offset, wall_unix_ms)
                     self.tally.expired += 1
@@ -496,8 +505,9 @@ class Delivery:
     def _goes_on(
         self, push: Push, mask: int, arrived: Callable[[Push], float | None], now: float
     ) -> bool:
-        """Whether a lease that is due goes on, because its messages have arrived later than they
-        were given, or have not yet. What was adopted (R22) has been with its holder for long."""
+        """Whether a lease that is due goes on, because its messages arrived later than they were
+        given, or have not arrived. That of an adopted push (R22) does not go
+        on: its holder has had it for long."""
         if push.number < 0:
             return False
         lease_s, since = self.settings.lease_s, arrived(push)
@@ -512,7 +522,8 @@ class Delivery:
         return True
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to do; None: not by time alone."""
+        """Return the time at which `expire` has something to do; None: time alone makes nothing
+        due."""
         if not self.waiting.begun:
             return self._began
         at, due = self.leases.next_deadline(), self.waiting.lines.next_due()
@@ -538,7 +549,7 @@ class Delivery:
     # --- Moving away ---------------------------------------------------------------------------
 
     def drain(self, *, deadline: float) -> None:
-        """Give nothing more; what is in flight settles, expires, or is cut off at `deadline`."""
+        """Give nothing more. Deliveries in flight settle, expire, or are cut off at `deadline`."""
         self.draining = self.waiting.pending.ending = True
         self.drain_deadline = min(self.drain_deadline, deadline)
 
@@ -549,8 +560,9 @@ class Delivery:
 
     # enforces: R19
     def abandon(self, *, wall_unix_ms: int, moves: bool = False) -> None:
-        """The holder is gone: what had started counts as an attempt (R19), the rest does not. Of
-        one that `moves`, and will say what it holds (R22), nothing counts.
+        """End all deliveries, because the holder is gone. Those that had started count as an
+        attempt (R19), the rest do not. If the holder `moves`, and will say what it holds (R22),
+        nothing counts.
 
         Afterwards `take_write` holds everything that the next owner must know.
         """
@@ -574,45 +586,47 @@ class Delivery:
 
     @property
     def urgent(self) -> bool:
-        """Whether something waits for the write: a redelivery, room to set aside, or a dead letter
+        """Whether something depends on the write: a redelivery, room to set aside, or a dead letter
         that is put on its way then."""
         return self.waiting.pending.is_urgent
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
-        """The cursor change to make durable now; None: nothing, or one is under way."""
+        """Return the cursor change to make durable now; None if there is none, or one is under
+        way."""
         return self.waiting.pending.take(wall_unix_ms)
 
     def written(self, answer: Written, *, now: float) -> None:
-        """The write that was taken last is durable."""
+        """Note that the write that was taken last is durable."""
         self.waiting.recorded(answer, now)
 
     def not_written(self) -> None:
-        """The write failed or is unknown: it is kept and goes with the next (R29)."""
+        """Keep a write that failed or whose outcome is unknown. It goes with the next (R29)."""
         self.waiting.pending.restore()
 
     # --- Dead letters and parked keys ----------------------------------------------------------
 
     def line(self, key: int) -> Line | None:
-        """The line of a key that waits; None: nothing of it waits."""
+        """Return the line of a key; None: nothing of the key waits."""
         return self.lines.get(key)
 
     def line_counts(self) -> tuple[int, int, int]:
-        """Return how many keys wait, how many of them are parked, and what stands in side lines."""
+        """Return the number of keys that wait, that of parked keys, and that of offsets in side
+        lines."""
         return self.waiting.lines.counts()
 
     @property
     def held_count(self) -> int:
-        """Messages that wait in memory."""
+        """Number of messages that wait in memory."""
         return self.waiting.lines.held
 
     @property
     def dead_first(self) -> int | None:
-        """The lowest offset that is dead, durably; None: nothing is."""
+        """The lowest offset that is durably dead; None: there is none."""
         return self.waiting.dead_first
 
     @property
     def dead_count(self) -> int:
-        """How many messages go to the dead letters and do not stand there yet."""
+        """Number of messages that go to the dead letters and are not known to be there."""
         return self.waiting.dead_count
 
     @property
@@ -621,26 +635,27 @@ class Delivery:
         return bool(self.waiting.untaken)
 
     def is_dead(self, offset: int) -> bool:
-        """Whether a message goes to the dead letters and does not stand there yet."""
+        """Whether a message goes to the dead letters and is not known to be there."""
         return self.waiting.is_dead(offset)
 
     def decide(self, verb: Verb, seen: ParkedLine, now: float) -> bool:
-        """Unpark a key that the storage shows like this; see `Waiting.decide`."""
+        """Unpark a key that the storage shows like this, as `Waiting.decide` does."""
         return self.waiting.decide(verb, seen, now)
 
     def attempts_of(self, offset: int) -> int:
-        """How often a message below the frontier was tried."""
+        """Return how often a message below the frontier was tried."""
         return self.waiting.attempts.get(offset, 0)
 
     def take_notices(self) -> Notices | None:
-        """Return what others wait to hear of, since the last call; None: nothing has happened."""
+        """Return the events since the last call that others wait for; None: nothing has
+        happened."""
         return self.waiting.take_notices()
 
     def take_dead_letters(self, count_max: int) -> list[DeadLetter]:
-        """Messages to move to the dead letters, by offset; each stays unsettled until
-        `dead_lettered`. That they go there is durable, and nobody else is given them (P5)."""
+        """Return messages to move to the dead letters, by offset. Each stays unsettled until
+        `dead_lettered`. The decision is durable, and they are given to no consumer again (P5)."""
         return self.waiting.take_dead_letters(count_max)
 
     def dead_lettered(self, first: int, last: int) -> None:
-        """first..last stand in the dead letters, durably, or are gone: settled here."""
+        """Settle first..last, which are durably in the dead letters, or no longer retained."""
         self.waiting.dead_lettered(first, last)

@@ -1,5 +1,5 @@
-"""Views of one delivery for operators: where messages stand, what keys wait for, and what holds up
-the partition. Decides nothing.
+"""Views of one delivery for operators: the states of messages, the reasons why keys wait, and the
+reason why the partition does. Decides nothing.
 
 Everything below an owner's frontier that is not settled is in flight or in its key's line. So the
 views are exact there; what lies above is still in the log, and is found by reading it.
@@ -17,8 +17,8 @@ from push.retry import clamp_due
 from push.storage_port import MessageStatus
 
 KeyReason = Literal["parked", "dead_letter", "backoff", "commit", "behind"]
-"""Why the first message of a key that waits is not given, where the key itself is the reason.
-`behind`: an earlier message of its key is in flight and to be settled first."""
+"""Reason why the first message of a key that waits is not given, if the key itself is the reason.
+`behind`: an earlier message of its key is in flight and has to be settled first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,21 @@ class Waits:
 
     messages: int
     first: int | None
-    """None: its side line has it, behind `loaded`."""
+    """The first offset that waits; None: the side line has it, after `loaded`."""
     loaded: int
     """Offsets up to here have left the side line, though the storage may still name them."""
     aside: int
-    """Number of them that stand in the side line, durably."""
+    """Number of messages that are in the side line, durably."""
     reason: KeyReason | None
-    """None: it may be given as soon as somebody takes it."""
+    """The reason; None: the message may be given as soon as a consumer takes it."""
     until: float | None = None
-    """When a backoff ends, in seconds of the loop's clock."""
+    """The end of a backoff, in seconds of the loop's clock."""
     behind: int | None = None
-    """The offset that it waits behind."""
+    """The offset that has to be settled first."""
 
 
 def in_flight_of(delivery: Delivery, key: int) -> list[InFlight]:
-    """Deliveries of the key of this hash, by offset. Looks through what is in flight."""
+    """Return the deliveries of the key of this hash, by offset. Walks everything in flight."""
     return sorted(
         (
             lease(delivery, push, offset)
@@ -64,8 +64,8 @@ def in_flight_of(delivery: Delivery, key: int) -> list[InFlight]:
 
 
 def left_of(delivery: Delivery, key: int) -> list[int]:
-    """Offsets of the key, ascending, that were in flight when their holder went: the next owner,
-    who is not there yet, gives them again."""
+    """Return the key's offsets, ascending, that were in flight when their holder left. The next
+    owner, once it exists, gives them again."""
     return sorted(offset for push in delivery.leases.left for offset in push.of_key(key, -1))
 
 
@@ -76,8 +76,9 @@ def lease(delivery: Delivery, push: Push, offset: int) -> InFlight:
 
 
 def inherited_until(delivery: Delivery, offset: int, now: float, wall_unix_ms: int) -> float | None:
-    """Return when the backoff ends that an owner before has noted of an offset; None: there is none
-    any more. It begins to count here when there is somebody to give to, and is known before."""
+    """Return the end of the backoff that an earlier owner noted for an offset; None: there is none
+    any more. The backoff begins to count here when there is a consumer to give to. The end is known
+    before."""
     waiting = delivery.waiting
     until = waiting.not_before.get(offset, 0.0)
     if not waiting.begun:
@@ -91,7 +92,7 @@ def waits_of(
     delivery: Delivery, key: int, now: float, wall_unix_ms: int, side_first: int | None = None
 ) -> Waits:
     """Describe what waits in the line of this key. `side_first`: the first offset of its side line
-    behind `loaded`, where the caller has read it."""
+    after `loaded`, if the caller has read it."""
     line = delivery.line(key)
     if line is None:
         return Waits(0, None, -1, 0, None)
@@ -113,14 +114,15 @@ def waits_of(
 
 
 def waiting_in(line: Line) -> int:
-    """Number of messages that wait in a line, neither in flight nor going to the dead letters."""
+    """Return the number of messages that wait in a line, neither in flight nor going to the dead
+    letters."""
     held = len(line.waiting) + len(line.leaving)
     return held + line.aside + line.aside_unwritten
 
 
 def waiting_of(delivery: Delivery, key: int, in_log: Sequence[int]) -> int:
-    """Number of messages of a key that wait in all: in its line, left behind by a holder that has
-    gone, and, of its offsets `in_log`, those that the frontier has not passed."""
+    """Return the number of messages of a key that wait in all. They are in its line, or were left
+    by a holder that has gone, or are among its offsets `in_log` and not passed by the frontier."""
     line = delivery.line(key)
     log = sum(not delivery.scan.has_passed(offset) for offset in in_log)
     return (waiting_in(line) if line is not None else 0) + len(left_of(delivery, key)) + log
@@ -163,13 +165,14 @@ def _reason(
 
 
 State = Literal["ready", "in_flight", "waiting", "parked", "dying", "settled"]
-"""`waiting`: for its retry, or behind an earlier message of its key. `dying`: on its way to the
-dead letters. `ready`: nothing of its own holds it up."""
+"""State of a message. `waiting`: for its retry, or for an earlier message of its key. `dying`: on
+its way to the dead letters. `ready`: nothing of its own holds it up."""
 
 
 class Standings:
-    """Snapshot of what an owner's memory adds to the durable state. It is made before the durable
-    state is read, so that a message set aside meanwhile is known from both, not from neither."""
+    """Snapshot of the facts that an owner's memory adds to the durable state. It is made before the
+    durable state is read, so that a message set aside meanwhile is known from both, not from
+    neither."""
 
     def __init__(self, delivery: Delivery) -> None:
         self._waiting = delivery.waiting
@@ -188,8 +191,8 @@ class Standings:
             self._in_line.update(line.waiting, line.leaving)
 
     def of(self, offset: int, key_hash: int, stored: MessageStatus) -> tuple[State, int]:
-        """Return (state, counted attempts) of a message. `key_hash` 0: it has no key; `stored`:
-        where it stood afterwards, durably."""
+        """Return (state, counted attempts) of a message. `key_hash` 0: it has no key. `stored`: its
+        durable state, read after this snapshot was made."""
         adopted = offset in self._in_flight or offset in self._waiting.returned
         if stored.state == "settled" or (offset >= self._frontier and not adopted):
             return stored.state, stored.attempts
@@ -203,7 +206,7 @@ class Standings:
             return ("parked" if line is not None and line.parked else "waiting"), attempts
         if offset in self._left:
             return "ready", attempts
-        return "settled", 0  # and on its way to the storage
+        return "settled", 0  # settled, and on its way to the storage
 
 
 Reason = Literal["draining", "commit", "backoff", "parked", "gate"]
@@ -217,21 +220,21 @@ def is_open(delivery: Delivery, now: float) -> bool:
 
 
 def log_bound(delivery: Delivery) -> Literal["dead_letter", "gate", "commit"]:
-    """Name the bound on waiting messages that keeps the log from being read, where one does."""
+    """Name the bound on waiting messages that keeps the log from being read, if one does."""
     if len(delivery.waiting.dead) >= limits.DEAD_RANGES_MAX:
         return "dead_letter"
     return "gate" if len(delivery.lines) >= limits.LINES_PER_PARTITION_MAX else "commit"
 
 
 def holds_up(delivery: Delivery, now: float) -> Reason | None:
-    """Return why nothing is given out although something is not settled; None: there is nothing,
-    or the rules are not the reason. Looks through lines until one tells."""
+    """Return why nothing is given out although something is not settled. None: nothing is
+    unsettled, or the rules are not the reason. Walks the lines until one gives the reason."""
     lines, unread = delivery.lines.values(), delivery.frontier < delivery.end
     if delivery.draining:
         return "draining" if unread or lines or delivery.leases.open_count else None
     if is_open(delivery, now):
         return None
-    if unread:  # a bound was reached of what may wait
+    if unread:  # a bound on waiting messages was reached
         return "gate" if len(lines) >= limits.LINES_PER_PARTITION_MAX else "commit"
     found: Reason | None = None
     for line in lines:
@@ -243,7 +246,7 @@ def holds_up(delivery: Delivery, now: float) -> Reason | None:
 
 
 def of_line(line: Line, now: float) -> Reason | None:
-    """Return what holds up a key's line; None: it may give, or nothing of it waits."""
+    """Return the reason that holds up a key's line. None: it may give, or nothing of it waits."""
     if line.parked:
         return "parked" if line.decision is None else "commit"
     if line.leaving or line.dying or line.opens_after or line.inherited or line.loading is not None:

@@ -1,9 +1,9 @@
 """Lines: the messages of one key that may not be given out yet, in order (R17, R18).
 
-A key has a line from the moment one of its messages returns (or is skipped behind one that did)
-until nothing waits any more. While it has one, every later message of the key joins it instead of
-being given; other keys are not held up (P8). A line is in memory up to a bound and in the durable
-side line behind that; a parked line is all side line. A message without a key that returns is a
+A key has a line from the moment one of its messages returns (or is skipped after one that did)
+until none waits any more. While it has one, every later message of the key joins it instead of
+being given; other keys are not held up (P8). A line is in memory up to a bound, and beyond that in
+the durable side line. A parked line is all side line. A message without a key that returns has a
 line of its own.
 """
 
@@ -18,29 +18,32 @@ from typing import Final
 from push import limits
 
 _MARKED_MAX: Final = 100
-"""With more lines than this, looking each message up is cheaper than what the marks let through."""
+"""Number of lines beyond which looking each message up costs less than the false hits of the
+marks."""
 _LOW_BYTE: Final = 0 if sys.byteorder == "little" else 7
 
 
 def loose(offset: int) -> int:
-    """The pseudo key of a message without a key: it has nobody to wait for it. In the form of a
-    key's hash, for it may be parked or set aside; a real hash that is the same costs nothing but
-    the wait for each other."""
+    """Return the pseudo key of a message without a key, for which no other message waits. It has
+    the form of a key's hash, because it may be parked or set aside. If a real hash is the same, the
+    two merely wait for each other."""
     return (1 << 64) - 1 - offset
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an operator wants of a parked key; see push.delivery.waiting."""
+    """An operator's decision about a parked key (see push.delivery.waiting)."""
 
     verb: str
     head: int | None
-    """The first offset of the durable side line, as the operator has seen it; None: it had none."""
+    """The first offset of the durable side line, as the operator has seen it; None: there was
+    none."""
 
 
 # enforces: P8, R18
 class Line:
-    """One key's line. `waiting` is in memory; `aside` more stand in the side line behind it."""
+    """The line of one key. `waiting` is in memory, in order; `aside` is the number of further
+    offsets that follow in the side line."""
 
     __slots__ = (
         "aside",
@@ -70,7 +73,7 @@ class Line:
     def __init__(self, key: int, exclusive: bool) -> None:
         self.key = key
         self.exclusive = exclusive
-        """Closed while anything of it is in flight (R24)."""
+        """Whether it is closed while anything of it is in flight (R24)."""
         self.waiting: deque[int] = deque()
         self.dues: dict[int, float] = {}
         """Offset → the time before which it is not tried again."""
@@ -78,37 +81,41 @@ class Line:
         self.aside_unwritten = 0
         self.in_flight: set[int] = set()
         self.leaving: dict[int, bool] = {}
-        """On the way out, in order: whether it may be sent (its attempt is recorded, or there was
-        none, R16) or that is being recorded."""
+        """Offsets on the way out, in order. True: it may be sent, because its attempt is recorded
+        or there was none (R16). False: the attempt is being recorded."""
         self.window = limits.LINE_WINDOW_MAX if exclusive else 1
         self.pull = 0
-        """The pull that carries what is in flight; the same pull may carry more of the key."""
+        """The pull that carries the deliveries in flight. The same pull may carry more of the
+        key."""
         self.dying: set[int] = set()
-        """They go to the dead letters, which is not durable yet."""
+        """Offsets that go to the dead letters, which is not durable yet."""
         self.parked = False
         self.parked_unix_ms: int | None = None
-        """The moment at which it was parked, as the storage has it; None: it is not, or that is not
-        durable."""
+        """The moment of the parking, as the storage has it. None: the key is not parked, or that is
+        not durable."""
         self.head: int | None = None
-        """The lowest offset that this owner set aside since the key is parked; as far as it is
-        not known to be durable, only what was in memory then."""
+        """The lowest offset that this owner set aside since the key is parked. Offsets that waited
+        in memory count at once, others when they are durably aside."""
         self.decision: Decision | None = None
-        """What an operator has decided about the parked key, until that is durable."""
+        """An operator's decision about the parked key, until it is durable."""
         self.once = -1
-        """The offset that an operator lets be tried once more: failing, it is exhausted again."""
+        """The offset that an operator lets be tried once more. If it fails, it is exhausted
+        again."""
         self.forgiven = False
-        """Released: what was tried of it before it was parked does not count any more."""
+        """Whether the key was released: attempts from before its parking do not count any more."""
         self.loading: int | None = None
-        """While the side line is being read: how many stood there when it was asked."""
+        """The number of offsets in the side line when it was requested, while it is being read."""
         self.loaded = -1
-        """The last offset that came from the side line. What is settled of it may still stand
-        there, until that is durable."""
+        """The last offset that came from the side line. Settled ones may still be listed there,
+        until their settling is durable."""
         self.inherited = False
-        """It had a side line when this owner began; it stays shut until the log was rescanned."""
+        """Whether it had a side line when this owner began. It stays shut until the log was
+        rescanned."""
         self.opens_after = 0
-        """And then until so many more are durably set aside: they may come before those there."""
+        """Number of offsets that have to be set aside durably before it opens, because they may
+        come before those in the side line."""
         self.scheduled: float | None = None
-        """When it stands in the heap of what becomes due."""
+        """The time of its entry in the heap of what becomes due; None: it has none."""
 
     def __repr__(self) -> str:
         return (
@@ -118,12 +125,12 @@ class Line:
 
     @property
     def overflowed(self) -> bool:
-        """Whether what joins must go to the side line to stay in order."""
+        """Whether offsets that join must go to the side line to stay in order."""
         return self.parked or self.aside > 0 or self.aside_unwritten > 0
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits and nothing of it is in flight: the key is open again."""
+        """Whether nothing of it waits or is in flight, so that the key is open again."""
         return not (
             self.waiting
             or self.in_flight
@@ -136,8 +143,8 @@ class Line:
 
     @property
     def is_dying_only(self) -> bool:
-        """Whether the key is shut by nothing but messages that go to the dead letters: one behind
-        them that has expired goes with them."""
+        """Whether the key is shut by nothing but messages that go to the dead letters. An expired
+        one that follows goes with them."""
         return bool(self.dying) and not (
             self.waiting
             or self.in_flight
@@ -150,17 +157,17 @@ class Line:
 
     @property
     def earliest(self) -> int:
-        """The first offset in memory that is not given; -1: none."""
+        """The first offset in memory that is not given; -1 if there is none."""
         leaving = next(iter(self.leaving), -1)
         return leaving if leaving >= 0 or not self.waiting else self.waiting[0]
 
     @property
     def due(self) -> float:
-        """When its head may go out."""
+        """The time from which its head may go out."""
         return self.dues.get(self.waiting[0], 0.0) if self.waiting else 0.0
 
     def put_back(self, offset: int) -> None:
-        """An offset returns: it goes before everything that waits behind it."""
+        """Take back an offset that returns. It goes before everything later that waits."""
         waiting = self.waiting
         if not waiting or offset < waiting[0]:
             waiting.appendleft(offset)
@@ -170,7 +177,7 @@ class Line:
             waiting.extend(merged)
 
     def call_back(self, after: int) -> list[int]:
-        """What is on its way out above `after` waits again; returns it."""
+        """Make the offsets above `after` that are on their way out wait again; returns them."""
         back = [offset for offset in self.leaving if offset > after]
         for offset in reversed(back):
             del self.leaving[offset]
@@ -178,7 +185,7 @@ class Line:
         return back
 
     def room(self, most: int | None = None) -> int:
-        """How many more of it may go out now, time aside, where `most` may be in flight."""
+        """Return how many more of it may go out now, time aside, if `most` may be in flight."""
         if self.parked or self.inherited or self.opens_after or self.dying:
             return 0
         if self.exclusive and self.in_flight:
@@ -188,28 +195,30 @@ class Line:
 
     @property
     def is_trying(self) -> bool:
-        """Whether what an operator lets be tried once more is on its way out, or in flight. What
-        stands behind it may be exhausted, and would park the key before the try."""
+        """Whether the offset that an operator lets be tried once more is on its way out, or in
+        flight. The messages after it may be exhausted, and would park the key before the try."""
         return self.once >= 0 and (self.once in self.leaving or self.once in self.in_flight)
 
     def decide(self, verb: str, head: int | None) -> None:
-        """Take up an operator's decision about the parked key, as he has seen it."""
+        """Take up an operator's decision about the parked key, as the operator has seen it."""
         self.decision = Decision(verb, head)
 
     def lower(self, offset: int) -> None:
-        """It stands aside; where the line is parked it may be its head."""
+        """Note an offset that is set aside. If the line is parked, it may be its head."""
         if self.parked and (self.head is None or offset < self.head):
             self.head = offset
 
     def widen(self, *, is_slow: bool = False) -> None:
-        """One of it was settled: let more go out at once. It was slow: a handful at most."""
+        """Let more go out at once, because one of its messages was settled. `is_slow`: that one was
+        slow, and KEY_AHEAD_MAX is the most."""
         self.window = min(self.window * 2, limits.LINE_WINDOW_MAX)
         if is_slow and not self.exclusive:
             self.window = min(self.window, limits.KEY_AHEAD_MAX)
 
 
 class Lines:
-    """All lines of one (group, partition): which may give now, which want their side line read."""
+    """All lines of one (group, partition). They know which may give now, and which want their side
+    line read."""
 
     __slots__ = (
         "_due",
@@ -227,19 +236,19 @@ class Lines:
         self._exclusive = exclusive
         self.by_key: dict[int, Line] = {}
         self.held = 0
-        """Offsets in `waiting` of all lines: what is held in memory."""
+        """Number of offsets in `waiting` of all lines, which are held in memory."""
         self._due: list[tuple[float, int]] = []
         self._ready: dict[int, None] = {}
         self._hungry: dict[int, None] = {}
         self.starving: dict[int, None] = {}
-        """Keys that go on when what is to be set aside of them is written, and not before."""
+        """Keys that go on when their offsets are durably set aside, and not before."""
         self._marks = bytearray(256)
-        """By the low byte of a key's hash, whether there may be a line."""
+        """Whether there may be a line, by the low byte of a key's hash."""
         self._unmarked = 0
-        """Lines that were dropped since the marks were made; theirs are still there."""
+        """Number of lines that were dropped since the marks were made; their marks remain."""
 
     def line(self, key: int) -> Line:
-        """The key's line, made when there is none."""
+        """Return the key's line, made when there is none."""
         line = self.by_key.get(key)
         if line is None:
             line = self.by_key[key] = Line(key, self._exclusive)
@@ -247,10 +256,11 @@ class Lines:
         return line
 
     def gated(self, hashes: "array[int]", first: int) -> list[int]:
-        """The offsets of the messages whose key has a line; `hashes` are those from `first` on.
+        """Return the offsets of the messages whose key has a line; `hashes` are those from `first`
+        on.
 
-        Every message pays for this while anything waits (P8): a pass in C over a byte of each
-        tells that nearly all of them have none.
+        Every message pays for this while anything waits (P8). So a pass in C over one byte of each
+        hash excludes nearly all of them.
         """
         by_key = self.by_key
         if len(by_key) > _MARKED_MAX:
@@ -269,7 +279,7 @@ class Lines:
         return gated
 
     def settle_down(self, line: Line, now: float) -> None:
-        """After any change of a line: drop it, make it ready, or remember when it will be."""
+        """Drop a line, make it ready, or schedule it. Called after any change of a line."""
         key = line.key
         self._ready.pop(key, None)
         self._hungry.pop(key, None)
@@ -290,7 +300,8 @@ class Lines:
             self.starving[key] = None
 
     def _schedule(self, line: Line) -> None:
-        """Look at a line when its head is due: once, however many join it meanwhile (P9)."""
+        """Look at a line when its head is due. It has one entry, however many join it meanwhile
+        (P9)."""
         if line.scheduled == line.due:
             return
         line.scheduled = line.due
@@ -301,7 +312,7 @@ class Lines:
             heapify(self._due)
 
     def _pop_due(self) -> Line | None:
-        """Take the earliest entry; the line, where that is still its entry."""
+        """Take the earliest entry. Returns the line, if that is still its entry."""
         at, key = heappop(self._due)
         line = self.by_key.get(key)
         if line is None or line.scheduled != at:
@@ -310,7 +321,7 @@ class Lines:
         return line
 
     def next_due(self) -> float | None:
-        """When to look at the lines again: one may have become ready by time alone."""
+        """Return the time at which a line may become ready by time alone; None: none will."""
         while self._due:
             at, key = self._due[0]
             line = self.by_key.get(key)
@@ -331,16 +342,17 @@ class Lines:
         return bool(self._ready or self._hungry) or (bool(self._due) and self._due[0][0] <= now)
 
     def ready(self, count_max: int) -> list[Line]:
-        """At most so many lines that may give now, longest ready first."""
+        """Return at most `count_max` lines that may give now, longest ready first."""
         return [self.by_key[key] for key in islice(self._ready, count_max)]
 
     def hungry(self) -> list[Line]:
-        """The lines whose side line is to be read: nothing of them waits in memory."""
+        """Return the lines whose side line is to be read, because nothing of them waits in memory.
+        Each is returned once."""
         lines = [self.by_key[key] for key in self._hungry]
         self._hungry.clear()
         return lines
 
     def counts(self) -> tuple[int, int, int]:
-        """(keys that wait, of these parked, offsets set aside), for looking at."""
+        """Return (keys that wait, of these parked, offsets set aside)."""
         lines = self.by_key.values()
         return len(lines), sum(x.parked for x in lines), sum(x.aside for x in lines)

@@ -1,8 +1,8 @@
 """The ledger of what is in flight in one (group, partition): pushes, their bits, their deadlines.
 
-A push is a run of consecutive offsets given together. What of it is unsettled is one integer used
-as a bit mask, so that an ack of a range costs a few machine words whatever its length, and a
-message costs nothing of its own until something exceptional happens to it.
+A push is a run of consecutive offsets given together. Its unsettled offsets are one integer used as
+a bit mask. So an ack of a range costs a few machine words, however long the range is. A message
+costs nothing of its own until something exceptional happens to it.
 """
 
 from array import array
@@ -15,20 +15,22 @@ from push.delivery.values import Judged
 from push.ranges import Range
 
 ADOPTED: Final = 1 << 53
-"""Pushes of the epoch before, which were adopted (R22), stand in the ledger under their number less
-this: below those of this epoch, and in their order. No number of a frame is as large."""
+"""Summand of ledger numbers of adopted pushes (R22), those of the epoch before. Each is in the
+ledger under its number less this: below those of this epoch, and in order. No number of a frame is
+as large."""
 _FEW: Final = 8
 _LOOKS_MAX: Final = 16
-"""Looking at a message in an array costs a fiftieth of entering it into an index."""
+"""Number of looks at each message, on average, after which an index is made. A look at a message in
+an array costs a fiftieth of entering it into an index."""
 
 
 def bits_between(low: int, high: int) -> int:
-    """The mask with bits low..high set."""
+    """Return the mask with bits low..high set."""
     return ((1 << (high - low + 1)) - 1) << low
 
 
 def offsets_of(mask: int, first: int) -> Iterator[int]:
-    """The offsets that a mask relative to `first` names, in order."""
+    """Yield the offsets that a mask relative to `first` names, in order."""
     while mask:
         low = mask & -mask
         yield first + low.bit_length() - 1
@@ -36,14 +38,14 @@ def offsets_of(mask: int, first: int) -> Iterator[int]:
 
 
 def mask_of(first: int, last: int, base: int) -> int:
-    """The mask of first..last relative to `base`, without what lies below it. It has as many bits:
-    `last` is to be bounded."""
+    """Return the mask of first..last relative to `base`, without offsets below `base`. Its size
+    grows with `last`, which the caller has to bound."""
     low, high = max(first - base, 0), last - base
     return bits_between(low, high) if low <= high else 0
 
 
 def outside(first: int, last: int, begin: int, end: int) -> list[Range]:
-    """What of first..last lies outside begin..end."""
+    """Return the parts of first..last that are outside begin..end."""
     ranges = []
     if first < begin:
         ranges.append((first, min(last, begin - 1)))
@@ -53,7 +55,7 @@ def outside(first: int, last: int, begin: int, end: int) -> list[Range]:
 
 
 def ranges_of(mask: int, first: int) -> list[Range]:
-    """The runs of offsets that a mask relative to `first` names, in order."""
+    """Return the runs of offsets that a mask relative to `first` names, in order."""
     ranges: list[Range] = []
     while mask:
         gap = (mask & -mask).bit_length() - 1
@@ -67,8 +69,8 @@ def ranges_of(mask: int, first: int) -> list[Range]:
 
 
 class Push:
-    """One push in flight: offsets first..last but for those that it skips; `given` is the mask of
-    what it has, `open` that of what is unsettled."""
+    """A push in flight: offsets first..last but for those that it skips. `given` is the mask of its
+    messages, `open` that of the unsettled ones."""
 
     __slots__ = (
         "attempt",
@@ -109,41 +111,42 @@ class Push:
         self.given_at = given_at
         self.attempt = attempt
         self.of_line = of_line
-        """It is one message that a line sent: the line waits to hear of it."""
+        """Whether it is one message that a line sent. The line waits for its outcome."""
         self.skips = skips
         skipped = 0
         for offset in skips:
             skipped |= 1 << (offset - first)
         self.given = self.open = ((1 << (last - first + 1)) - 1) & ~skipped
         self.count = last - first + 1 - len(skips)
-        """Number of messages that it has."""
+        """Number of its messages."""
         self.started = self.open if started else 0
         self.watched = 0
-        """The mask of what its key's line waits to hear of (see `push.delivery.scan`)."""
+        """The mask of the messages whose outcome their key's line waits for (see
+        `push.delivery.scan`)."""
         self.parts: list[tuple[float, int]] = [(deadline, self.open)]
-        """(lease end, mask): disjoint masks that cover what is open."""
+        """(lease end, mask). The masks are disjoint, and cover all that is open."""
         self.due_at = deadline
 
     def __repr__(self) -> str:
         return f"<Push {self.number} {self.first}..{self.last} open={self.open:b}>"
 
     def within(self, first: int, last: int) -> int:
-        """The mask of the part of first..last that this push has."""
+        """Return the mask of the offsets in first..last that this push has."""
         return self.given & mask_of(first, min(last, self.last), self.first)
 
     def until(self, offset: int) -> float:
-        """When the lease of this offset ends, which is open."""
+        """Return when the lease of this open offset ends."""
         bit = 1 << (offset - self.first)
         return next((at for at, mask in self.parts if mask & bit), self.due_at)
 
     def offsets(self) -> Iterable[int]:
-        """The offsets that it has, in order."""
+        """Return the offsets that it has, in order."""
         return (
             offsets_of(self.given, self.first) if self.skips else range(self.first, self.last + 1)
         )
 
     def runs(self) -> list[Range]:
-        """The runs of offsets that it has, in order."""
+        """Return the runs of offsets that it has, in order."""
         runs, first = [], self.first
         for skip in self.skips:
             if first < skip:
@@ -153,8 +156,8 @@ class Push:
         return runs
 
     def of_key(self, key_hash: int, after: int) -> Iterator[int]:
-        """Open offsets above `after` whose key has this hash, in order."""
-        if self.open.bit_count() <= _FEW:  # what hangs leaves many such pushes behind
+        """Yield the open offsets above `after` whose key has this hash, in order."""
+        if self.open.bit_count() <= _FEW:  # deliveries that hang leave many such pushes
             for offset in offsets_of(self.open, self.first):
                 if offset > after and self.hashes[offset - self.first] == key_hash:
                     yield offset
@@ -167,14 +170,15 @@ class Push:
             place += 1
 
     def open_keys(self) -> set[int]:
-        """The hashes of the keys of what is open."""
+        """Return the hashes of the keys of what is open."""
         if self.open.bit_count() == len(self.hashes):
             return {*self.hashes}
         return {self.hashes[offset - self.first] for offset in offsets_of(self.open, self.first)}
 
 
 class Leases:
-    """All pushes in flight, by number, with their deadlines and the extent of the last finished."""
+    """All pushes in flight, by number, with their deadlines, and the extents of the last finished
+    ones."""
 
     __slots__ = (
         "_by_key",
@@ -196,12 +200,13 @@ class Leases:
     def __init__(self) -> None:
         self.pushes: dict[int, Push] = {}
         self.left: list[Push] = []
-        """What was in flight when the holder went; for looking at, until the next owner begins."""
+        """Pushes in flight when the holder left, for inspection until the next owner begins."""
         self.number = 0
         """The number of the last push given; numbers start at 1 under every epoch (R16)."""
         self.open_count = 0
         self.front = self.settled_at = float("-inf")
-        """When the newest was given of what was settled, and when anything was settled last."""
+        """The latest time at which a settled message was given, and the time at which any was
+        settled last."""
         self._quickest_s = float("inf")
         self._deadlines: list[tuple[float, int]] = []
         self._finished: dict[int, tuple[int, int]] = {}
@@ -224,8 +229,8 @@ class Leases:
         of_line: bool = False,
         skips: tuple[int, ...] = (),
     ) -> Push:
-        """A new push of first..last but for `skips` between them, ascending, due at now + lease_s.
-        `of_line`: one message, from a line."""
+        """Make a push of first..last but for `skips` between them, ascending, due at now + lease_s.
+        `of_line`: it is one message, from a line."""
         self.number += 1
         push = Push(
             self.number,
@@ -255,8 +260,8 @@ class Leases:
         now: float,
         lease_s: float,
     ) -> None:
-        """A push of the epoch before goes on under `number`, which is negative: its offsets `keys`
-        (offset → key hash) are in flight until now + lease_s, those of `settled` were settled.
+        """Adopt a push of the epoch before under `number`, which is negative. Its offsets `keys`
+        (offset → key hash) are in flight until now + lease_s; those of `settled` were settled.
         Numbers come ascending, and before anything is given."""
         offsets = {*keys, *settled}
         first, last = min(offsets), max(offsets)
@@ -284,23 +289,26 @@ class Leases:
         self._schedule(push, push.due_at)
 
     def settled(self, push: Push, now: float) -> None:
-        """Something of this push is settled now: its consumer is at work."""
+        """Note that something of this push is settled now: its consumer is at work."""
         self.settled_at = now
         self.front = max(self.front, push.given_at)
         self.heard(push, now)
 
     def heard(self, push: Push, now: float) -> None:
-        """The consumer has said something of this push for the first time, or once more."""
+        """Note that the consumer has said something about this push, for the first time or
+        again."""
         self._quickest_s = min(now - push.given_at, self._quickest_s * 1.05 + 0.001)
 
     @property
     def patience_s(self) -> float:
-        """How long a key that keeps pace may need for a message: as far as the consumer is away."""
+        """How long a key that keeps pace may need for a message: three times the consumer's
+        quickest answer, between KEY_PATIENCE_S and KEY_PATIENCE_S_MAX."""
         wanted = max(limits.KEY_PATIENCE_S, 3 * self._quickest_s)
         return min(wanted, limits.KEY_PATIENCE_S_MAX)
 
     def close(self, push: Push, mask: int) -> None:
-        """These open bits are no longer in flight: settled or returned."""
+        """Note that these open bits are no longer in flight, because they are settled or
+        returned."""
         push.open &= ~mask
         self.open_count -= mask.bit_count()
         if not push.open:
@@ -315,7 +323,7 @@ class Leases:
             del self._finished[next(iter(self._finished))]
 
     def clear(self) -> None:
-        """The holder is gone: nothing is in flight, and nothing that it says later counts."""
+        """Empty the ledger, because the holder is gone. Nothing that it says later counts."""
         self.left += self.pushes.values()
         self.pushes.clear()
         self.open_count = 0
@@ -326,19 +334,19 @@ class Leases:
 
     @property
     def known(self) -> bool:
-        """Whether any push was given or adopted that is remembered."""
+        """Whether any push that was given or adopted is remembered."""
         return bool(self.pushes or self._finished)
 
     def given(self, number: int) -> tuple[int, int] | None:
-        """(first, mask) of what a push had; None when it was never given, or is too old to be
+        """Return (first, mask) of what a push had; None: it was never given, or is too old to be
         remembered."""
         push = self.pushes.get(number)
         return (push.first, push.given) if push else self._finished.get(number)
 
     def named(self, number: int, first: int, last: int) -> tuple[Judged, Iterable[int]]:
-        """The offsets of first..last that push `number` had; what lies beyond it is judged
-        already, and what it skips means nothing. Of a push of the epoch before, whatever was not
-        adopted is stale."""
+        """Judge the offsets of first..last that push `number` did not have, and return the
+        judgement with those that it had. Offsets that the push skips mean nothing. Of a push of the
+        epoch before, all that was not adopted is stale."""
         judged = Judged()
         given = self.given(number)
         if given is None:
@@ -355,18 +363,18 @@ class Leases:
         return judged, offsets_of(mask & named, begin)
 
     def given_again(self, offset: int) -> bool:
-        """Whether a line has sent this offset and it is in flight. (Whatever is given a second
-        time comes from a line.)"""
+        """Whether a line has sent this offset and it is in flight. (Every message that is given a
+        second time comes from a line.)"""
         return offset in self._of_lines
 
     # --- What is in flight of a key ------------------------------------------------------------
 
     def of_key(self, key_hash: int, after: int) -> list[tuple[Push, int]]:
-        """Every open offset above `after` of this key, with its push.
+        """Return every open offset above `after` of this key, with its push.
 
-        A few questions look through what is in flight; who goes on asking gets an index by key. So
-        a rare return costs the others next to nothing (P8), and who returns everything pays for
-        each message a few times and not for all of them each time.
+        The first few calls search all that is in flight; further ones make an index by key. So a
+        rare return costs other consumers next to nothing (P8). A consumer that returns everything
+        pays for each message a few times, and not for all of them each time.
         """
         pushes = [push for push in self._by_key.get(key_hash, ()) if push.open]
         if pushes:
@@ -387,14 +395,15 @@ class Leases:
         return found
 
     def _index_sometimes(self, fresh: list[Push]) -> None:
-        """`fresh` are the pushes that the index does not know, newest first."""
+        """Add pushes to the index by key, if searches have become frequent. `fresh`: those that it
+        does not know, newest first."""
         looked_at = sum(push.open.bit_count() for push in fresh)
         self._looked_at += looked_at
         if self._looked_at <= _LOOKS_MAX * looked_at:
             return
         self._looked_at = 0
         if self._indexed_keys > 2 * self.open_count + limits.PUSH_MESSAGES_MAX:
-            self._by_key.clear()  # mostly of what is settled
+            self._by_key.clear()  # most of it is settled
             self._indexed_keys = 0
             fresh = [*reversed(self.pushes.values())]
         for push in reversed(fresh):
@@ -406,11 +415,11 @@ class Leases:
     # --- Deadlines -----------------------------------------------------------------------------
 
     def _schedule(self, push: Push, at: float) -> None:
-        """Look at this push at `at`. A push counts where it stands with its `due_at`."""
+        """Look at this push at `at`. An entry counts only while its time is the push's `due_at`."""
         push.due_at = at
         heappush(self._deadlines, (at, push.number))
         if len(self._deadlines) > 2 * len(self.pushes) + 64:
-            # One hung delivery would keep the entries of all that was settled behind it (P9).
+            # One hung delivery would keep the entries of all that was settled after it (P9).
             self._deadlines = [(push.due_at, push.number) for push in self.pushes.values()]
             heapify(self._deadlines)
 
@@ -419,7 +428,8 @@ class Leases:
         return push is not None and push.due_at == at
 
     def extend(self, push: Push, mask: int, deadline: float) -> None:
-        """Let these open bits end at `deadline`, or later where they do already."""
+        """Prolong the leases of these open bits until `deadline`, or later if they end later
+        already."""
         mask &= push.open
         parts: list[tuple[float, int]] = []
         for at, bits in push.parts:
@@ -430,10 +440,11 @@ class Leases:
                 mask &= ~bits
         if mask:
             parts.append((deadline, mask))
-        push.parts = parts  # looked at when it was due before: deadlines only move away
+        push.parts = parts  # looked at when it was due before; deadlines only move away
 
     def due(self, now: float) -> list[tuple[Push, int]]:
-        """(push, open bits whose lease has ended), oldest push first; they are to be closed."""
+        """Return (push, open bits whose lease has ended), oldest push first. The caller closes
+        them."""
         due: list[tuple[Push, int]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             at, number = heappop(self._deadlines)
@@ -452,12 +463,13 @@ class Leases:
         return due
 
     def go_on(self, push: Push, mask: int, deadline: float) -> None:
-        """These open bits, which were due, go on until `deadline`."""
+        """Let the leases of these open bits, which were due, go on until `deadline`."""
         push.parts.append((deadline, mask & push.open))
         self._schedule(push, min(at for at, _ in push.parts))
 
     def next_deadline(self) -> float | None:
-        """When to look at `due`; a push that was extended or settled in part may have nothing."""
+        """Return when to look at `due`. A push that was extended or settled in part may have
+        nothing due then."""
         while self._deadlines and not self._stands(*self._deadlines[0]):
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None

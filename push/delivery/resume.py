@@ -1,8 +1,8 @@
-"""A holder that was away comes back: what it holds stays its own (R22). Pure.
+"""The return of a holder that was away: its deliveries stay its own (R22). Pure.
 
-Over a lost transport the ledger is still there, and `hold` compares. Over a new owner's start it is
-not: `adopt` takes deliveries of the epoch before into the new ledger, which knows them by negative
-numbers (see push.delivery.leases.ADOPTED); on the wire they keep their names.
+After a lost transport the ledger still exists, and `hold` compares. After the start of a new owner
+it does not. Then `adopt` takes deliveries of the epoch before into the new ledger, which knows them
+by negative numbers (see push.delivery.leases.ADOPTED). On the wire they keep their names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +23,8 @@ UNSETTLED_MAX: Final = (
     + limits.ASIDE_UNWRITTEN_MAX
     + limits.DYING_PER_PARTITION_MAX
 )
-"""So many unsettled offsets an owner may have left behind, side lines aside; what is claimed beyond
-them it was never given."""
+"""Most unsettled offsets that an owner may have left, side lines aside. Claims beyond them are of
+offsets that were never given."""
 
 
 # --- Over a lost transport ----------------------------------------------------------------------
@@ -34,12 +34,13 @@ them it was never given."""
 def hold(
     delivery: Delivery, pushes: Pushes, *, now: float
 ) -> tuple[list[Taken], dict[int, list[Range]]]:
-    """The holder says which of its deliveries have reached it, by push. What else is in flight it
-    never saw: that returns, uncounted, before anything of its key that comes later (R17).
+    """Compare the ledger with the deliveries that the holder says have reached it, by push. It
+    never saw the others in flight. They return, uncounted, before anything of their keys that comes
+    later (R17).
 
-    Returns (what returned, what of `pushes` is not the holder's any more because it has returned
-    meanwhile, or was not adopted). Of what is settled nothing is said: whoever acks it again hears
-    so.
+    Returns the deliveries that returned, and the part of `pushes` that is not the holder's any
+    more. That part has returned meanwhile, or was not adopted. Settled offsets are in neither,
+    because acking them again gives the answer.
     """
     taken: list[Taken] = []
     for push in [*delivery.pushes.values()]:
@@ -65,8 +66,8 @@ def hold(
 def _lost(
     delivery: Delivery, number: int, given: tuple[int, int], ranges: Sequence[Range]
 ) -> list[Range]:
-    """What of `ranges` has returned from push `number`, or was not adopted with it. Costs the
-    push once, however often its messages are named."""
+    """Return the part of `ranges` that has returned from push `number`, or was not adopted with it.
+    Costs the push once, however often its messages are named."""
     begin, mask = given
     end = begin + mask.bit_length() - 1
     named = returned = 0
@@ -78,7 +79,7 @@ def _lost(
     for offset in offsets_of(named & mask, begin):
         if _has_returned(delivery, number, offset):
             returned |= 1 << (offset - begin)
-    if number < 0:  # nobody knows any more what it had besides; its acks are stale
+    if number < 0:  # what else it had is no longer known; its acks are stale
         returned |= named & ~mask
     return coalesce(ranges_of(returned, begin) + beyond)
 
@@ -100,14 +101,15 @@ def _has_returned(delivery: Delivery, number: int, offset: int) -> bool:
 
 
 def can_adopt(delivery: Delivery, epoch: int) -> bool:
-    """Whether deliveries of `epoch` may be adopted: it is the one before, of the same owner, and
-    nothing was given or adopted since."""
+    """Whether deliveries of `epoch` may be adopted. It has to be the epoch before, of the same
+    owner, and nothing may have been given or adopted since."""
     leases = delivery.leases
     return epoch == delivery.before.epoch and not leases.number and not leases.known
 
 
 def keys_wanted(delivery: Delivery, pushes: Pushes) -> list[Range]:
-    """The offsets whose keys `adopt` has to know: all that may stand before what is claimed."""
+    """Return the offsets whose keys `adopt` has to know: all that may come before the claimed
+    ones."""
     last = max((last for ranges in pushes.values() for _, last in ranges), default=-1)
     return delivery.scan.gaps(last, UNSETTLED_MAX)
 
@@ -122,15 +124,15 @@ def adopt(
     now: float,
     wall_unix_ms: int,
 ) -> dict[int, list[Range]]:
-    """The holder of the epoch before says what it holds of it, by push; `can_adopt` is true.
-    `keys`: offset → key hash of all that `keys_wanted` names and the log still has.
+    """Adopt the deliveries that the holder of the epoch before says it holds, by push. `can_adopt`
+    is true. `keys`: offset → key hash of all that `keys_wanted` names and the log still has.
 
-    What is unsettled and was not returned goes on in flight, under a fresh lease. Nothing is
-    adopted of which an earlier message of its key is to be given first (R17), nor of a key with a
-    side line, and no more than `room` messages (P9). Costs the offsets in `keys` and in `pushes`,
+    Unsettled ones that were not returned go on in flight, under a fresh lease. A message is not
+    adopted if an earlier one of its key has to be given first (R17), or if its key has a side line.
+    No more than `room` messages are adopted (P9). Costs the offsets in `keys` and in `pushes`,
     which the caller has bounded.
 
-    Returns what is not the holder's any more, by push. Of what is settled nothing is said.
+    Returns the offsets that are not the holder's any more, by push. Settled ones are left out.
     """
     delivery.waiting.begin(now, wall_unix_ms)
     lost: dict[int, RangeSet] = {}
@@ -171,8 +173,9 @@ def adopt(
 
 
 def _claims(pushes: Pushes, lost: dict[int, RangeSet]) -> dict[int, int]:
-    """Offset → the newest push that names it. No push ever spans more than PUSH_MESSAGES_MAX: what
-    lies beyond that is lost, and so is what an older push names."""
+    """Return offset → the newest push that names it. No push ever spans more than
+    PUSH_MESSAGES_MAX. Offsets beyond that are added to `lost`, and so are those of an older
+    push."""
     claimed: dict[int, int] = {}
     for number in sorted(pushes):
         begin = min((first for first, _ in pushes[number]), default=0)
@@ -189,8 +192,8 @@ def _claims(pushes: Pushes, lost: dict[int, RangeSet]) -> dict[int, int]:
 
 
 def _may_go_on(delivery: Delivery, key: int, offset: int, now: float) -> bool:
-    """Whether an unsettled message may have been in flight when the owner before ended: it neither
-    awaits its retry, nor has its end come, nor stands its key in a line."""
+    """Whether an unsettled message may have been in flight when the owner before ended. If so, it
+    does not await its retry, is not exhausted, and its key has no line."""
     waiting = delivery.waiting
     if waiting.is_exhausted(offset) or waiting.not_before.get(offset, 0.0) > now:
         return False
@@ -198,5 +201,5 @@ def _may_go_on(delivery: Delivery, key: int, offset: int, now: float) -> bool:
 
 
 def extent(ranges: Iterable[Range]) -> int:
-    """How many offsets they name."""
+    """Return the number of offsets in these ranges."""
     return sum(last - first + 1 for first, last in ranges)

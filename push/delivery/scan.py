@@ -1,4 +1,4 @@
-"""First give-outs: how far a delivery has come in its log, and what of it goes out. Pure.
+"""First give-outs: the progress of a delivery in its log, and which messages go out. Pure.
 
 Whole ranges go out while nothing is exceptional. They go message by message only where a key is
 gated, a message has expired, the previous owner had tried it, or pulls close keys (R24).
@@ -8,14 +8,13 @@ A hung or slow key takes a bounded part of its consumer's credit, and starves no
     credit  |---- ample: whatever comes next ----|---- kept: a key may have 1/32 of the rest ----|
 
 A consumer that keeps pace never comes to the part that is kept, and nothing is counted for it. In
-that part the messages in flight are counted by key, and a run ends before the first message that is
-too many of its key. A key that has its share already is one of two:
+that part the messages in flight are counted by key, and a run ends before the first message that
+exceeds its key's share. A key that has its share already is one of two:
 
-* It has not had the time to be slow. The log waits for it, a second at most: what keeps pace is
-  given in long runs, and thousands of its messages are not put aside for nothing.
-* It is slow. It gets a line (see `push.delivery.key_lines`): what stands behind is passed over, and
-  goes out a handful at a time as its own settles, until nothing of it is in flight and nothing
-  waits.
+* It has not had the time to be slow. The log waits for it, a second at most, because a key that
+  keeps pace is given in long runs, and thousands of its messages are not put aside for nothing.
+* It is slow. It gets a line (see `push.delivery.key_lines`). Its later messages are passed over,
+  and go out a handful at a time as earlier ones settle, until none is in flight and none waits.
 
 Messages without a key have no order to keep, and no share.
 """
@@ -37,19 +36,21 @@ from push.record import Record
 from push.storage_port import Owned
 
 _PART: Final = 32
-"""A key gets so small a part of what is left: twenty hung ones leave half of it, a hundred some."""
+"""Number of equal parts of what is left; a key gets one. Twenty keys that hang leave half of it, a
+hundred leave some."""
 _AT_ONCE: Final = 8
 _SMALL: Final = 32
-"""Of a window below it a quarter is kept, of a larger one half. Of one to three: nothing."""
+"""Smallest window of which half is kept; of a smaller one a quarter is, and nothing of one to
+three."""
 _FEW: Final = 128
-"""With so few in flight counting costs less than what it tells."""
+"""Number of messages in flight below which counting costs less than it saves."""
 _PAUSE_S: Final = 0.05
 _NO_KEY: Final = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The messages that a consumer takes now, and what a key may have of them."""
+    """The messages that a consumer takes now, and the share of them that a key may have."""
 
     ample: int
     """Number of messages that may be given whatever their keys."""
@@ -60,12 +61,12 @@ class Share:
 
     @property
     def limit(self) -> int:
-        """The messages of a key that may be in flight, where nothing is ample."""
+        """Number of messages of a key that may be in flight when nothing is ample."""
         return max(1, self.rest // _PART)
 
     @property
     def at_once(self) -> int:
-        """The messages that may be given before a key's share is computed anew."""
+        """Number of messages that may be given before a key's share is computed anew."""
         return max(1, self.rest // _AT_ONCE)
 
     def after(self, count: int) -> "Share":
@@ -76,20 +77,20 @@ class Share:
 
 # enforces: R25
 def kept(window: int) -> int:
-    """How much of a window is kept for keys of which little is in flight."""
+    """Return the part of a window that is kept for keys of which little is in flight."""
     return window // (2 if window >= _SMALL else 4)
 
 
 def share(available: int, ample: int, in_flight: int) -> Share:
-    """`available`: how many messages a consumer takes now, `ample` of them without looking at
-    their keys; `in_flight`: what it has not settled."""
+    """Return the share of a consumer. `available`: number of messages that it takes now, `ample` of
+    them whatever their keys. `in_flight`: number of messages that it has not settled."""
     ample = max(0, ample)
     return Share(ample, available - ample, in_flight // _PART)
 
 
 # enforces: P8, R25
 class KeyShares:
-    """Counts of what is in flight by key in one (group, partition), while somebody has to know."""
+    """Number of messages in flight by key in one (group, partition), counted while it is needed."""
 
     __slots__ = ("_counted", "_counts", "_counts_at", "_leases", "_lines", "_since")
 
@@ -97,7 +98,7 @@ class KeyShares:
         self._leases = leases
         self._lines = lines
         self._counts: Counter[int] | None = None
-        """By key, of what no line counts: at least as many as are in flight."""
+        """Messages by key that no line counts: at least the number in flight."""
         self._counted = self._since = 0
         self._counts_at = float("-inf")
 
@@ -106,7 +107,7 @@ class KeyShares:
         self._counts = None
 
     def rests_until(self, now: float) -> float | None:
-        """Return when to count again, where nothing can be slow yet and counting costs something: a
+        """Return when to count again, if nothing can be slow yet and counting costs something. A
         consumer that keeps pace uses the ample part, and now and then the rest. None: now."""
         leases = self._leases
         if leases.open_count < _FEW or now == self._counts_at:
@@ -121,8 +122,8 @@ class KeyShares:
         return None
 
     def fitting(self, hashes: "array[int]", gated: Iterable[int], share: Share) -> int:
-        """Return how many of the messages with these keys may go, until the first one that is too
-        many of its key. `gated`: places of those that wait in a line, and do not go. The others
+        """Return how many of the messages with these keys may go, until the first one that exceeds
+        its key's share. `gated`: places of those that wait in a line, and do not go. The others
         count as in flight from now on."""
         if self._counts is None or self._since > self._counted:
             self._count()
@@ -137,7 +138,8 @@ class KeyShares:
         return self._fitting(hashes, share)
 
     def _fitting(self, hashes: "array[int]", share: Share) -> int:
-        """Look closely: counts grow with what is given and do not shrink with what is settled."""
+        """Return what `fitting` does, after counting anew. Counts grow with what is given and do
+        not shrink with what is settled."""
         counts, by_key = self._count(), self._lines.by_key
         for place, key in enumerate(hashes):
             if key and key not in by_key:
@@ -162,8 +164,8 @@ class KeyShares:
         return counts
 
     def hold(self, key: int, share: Share, now: float) -> float | None:
-        """Judge a key without a line that has its share. None: it is slow, and has a line from now
-        on; else when to look at it again."""
+        """Judge a key that has its share and no line. Returns when to look at it again; None: it is
+        slow, and has a line from now on."""
         leases = self._leases
         held = leases.of_key(key, -1)
         oldest, patience_s = min(push.given_at for push, _ in held), leases.patience_s
@@ -210,11 +212,12 @@ class Scan:
         self._waiting = waiting
         self._shares = KeyShares(leases, waiting.lines)
         self.again_at: float | None = None
-        """When to give again what waits because its key has its share and may yet keep pace."""
+        """The time at which to give again, because a key has its share and may yet keep pace; None:
+        none waits for that."""
         dead = [(one.first, one.last) for one in owned.cursor.dead]
         self._passed = RangeSet([*owned.cursor.passed, *dead])
         self._halted = False
-        """Whether the frontier waits until it is durable that what is before it is dead."""
+        """Whether the frontier waits until it is durable that messages before it are dead."""
         self._in_row = 0
         """Number of expired messages met one after another."""
         self._adopted: list[int] = []
@@ -235,23 +238,24 @@ class Scan:
     # enforces: P9
     @property
     def _may_pass(self) -> bool:
-        """Whether something is there, and every bound on what may wait has room for it."""
+        """Whether the log has more, and every bound on what may wait has room for it."""
         waiting = self._waiting
         return (
             self.frontier < self.end
             and waiting.pending.aside_count < limits.ASIDE_UNWRITTEN_MAX
             and len(waiting.dying) < limits.DYING_PER_PARTITION_MAX
             and len(waiting.dead) < limits.DEAD_RANGES_MAX
-            # A rescan brings back lines that there were before, and closed ones wait for its end.
+            # A rescan brings back lines that existed before, and closed ones wait for its end.
             and (len(waiting.lines.by_key) < limits.LINES_PER_PARTITION_MAX or self._rescan_end > 0)
         )
 
     def has_passed(self, offset: int) -> bool:
-        """Whether it is behind the frontier, or will not be looked at when that comes by."""
+        """Whether an offset is below the frontier, or will be passed over when the frontier comes
+        to it."""
         return offset < self.frontier or offset in self._passed
 
     def gaps(self, last: int, count_max: int) -> list[Range]:
-        """The first `count_max` offsets up to `last` that are not passed."""
+        """Return the first `count_max` offsets up to `last` that are not passed, as ranges."""
         gaps: list[Range] = []
         last = min(last, self.end - 1)
         for low, high in self._passed.gaps(self.frontier, last) if self.frontier <= last else ():
@@ -274,8 +278,8 @@ class Scan:
         return len(self._adopted) - bisect_left(self._adopted, self.frontier)
 
     def skip_to(self, offset: int, now: float) -> list[Range]:
-        """Pass what is not retained between `frontier` and `offset`. Returns what was not passed
-        before: settled now, though nobody was given it."""
+        """Pass the offsets between `frontier` and `offset`, which are not retained. Returns those
+        that were not passed before. They are settled now, though they were given to no consumer."""
         if offset <= self.frontier:
             return []
         skipped = [*self._passed.gaps(self.frontier, offset - 1)]
@@ -312,7 +316,7 @@ class Scan:
         return evicted
 
     def looked(self, now: float) -> None:
-        """Wait no longer to give again, once its time has come."""
+        """Clear `again_at`, once that time has come."""
         if self.again_at is not None and self.again_at <= now:
             self.again_at = None
 
@@ -375,8 +379,8 @@ class Scan:
     def _fitting(
         self, first: int, hashes: "array[int]", exceptional: Sequence[int], share: Share, now: float
     ) -> int:
-        """Return how many of a run the shares let go. 0: none, until `again_at`; or, where that is
-        None, the key of the first one has a line now."""
+        """Return how many messages of a run the shares let go. 0: none, until `again_at`; or, if
+        that is None, because the key of the first one has a line now."""
         if not any(hashes[share.ample :]):
             return len(hashes)
         if share.ample > 0:
@@ -400,10 +404,11 @@ class Scan:
 
     # enforces: R13
     def _bury_expired(self, record: Record, end: int, now: float, wall_unix_ms: int) -> bool:
-        """Let die what has expired at the frontier (R13), up to `end`; whether anything has.
+        """Send expired messages at the frontier to the dead letters (R13), up to `end`. Returns
+        whether any had expired.
 
-        A few by themselves, each of which holds up its key until that is durable. Many in a row go
-        as one range, which holds up the log behind them instead: nothing is kept of each, however
+        A few go one by one, and each holds up its key until that is durable. Many in a row go as
+        one range, which holds up the log after them instead. Nothing is kept of each then, however
         many there are.
         """
         first, waiting = self.frontier, self._waiting
@@ -423,8 +428,8 @@ class Scan:
         return True
 
     def _expired_until(self, record: Record, first: int, last: int, wall_unix_ms: int) -> int:
-        """The end of the run of messages from `first` on that have expired, and whose keys nothing
-        shuts but others that die; below `first`: there is none."""
+        """Return the end of the run of expired messages from `first` on whose keys are shut by
+        nothing but others that die. Below `first`: there is none."""
         if not 0 < record.expires_min_unix_ms() <= wall_unix_ms:
             return first - 1
         low, high = first - record.first, last - record.first + 1
@@ -443,15 +448,15 @@ class Scan:
     def _exceptional(
         self, record: Record, first: int, last: int, hashes: "array[int]", wall_unix_ms: int
     ) -> Sequence[int]:
-        """The offsets of first..last to judge one by one: mostly none, or those whose key has a
-        line."""
+        """Return the offsets of first..last to judge one by one: usually none, or those whose key
+        has a line."""
         if not self._is_ordinary(record, first, last, wall_unix_ms):
             return range(first, last + 1)
         lines = self._waiting.lines
         return lines.gated(hashes, first) if lines.by_key else ()
 
     def _is_ordinary(self, record: Record, first: int, last: int, wall_unix_ms: int) -> bool:
-        """Whether in a stretch nothing but a gated key could be exceptional."""
+        """Whether nothing but a gated key can be exceptional in a stretch."""
         if self._settings.pulls:
             return False
         if self._waiting.inherited and self._waiting.tried_between(first, last):
@@ -471,14 +476,15 @@ class Scan:
         wall_unix_ms: int,
         share: Share | None,
     ) -> Push | None:
-        """Push those of first..last that go out, skipping what waits. None: all of it waits."""
+        """Push the messages of first..last that go out, and skip those that wait. None: all of them
+        wait."""
         skips: list[int] = []
         waiting = self._waiting
         lines, pending = waiting.lines.by_key, waiting.pending
         for offset in exceptional:
             line = lines.get(hashes[offset - first])
             if line is not None and line.aside_unwritten and not line.exclusive:
-                # As `join`, in the ordinary case of what is exceptional (P8).
+                # The same as `join`, in the ordinary case of an exceptional message (P8).
                 line.aside_unwritten += 1
                 pending.set_aside(line.key, offset)
                 skips.append(offset)
@@ -520,7 +526,7 @@ class Scan:
         wall_unix_ms: int,
         share: Share | None,
     ) -> bool:
-        """Whether a message of the log may be given now; else it is put where it belongs."""
+        """Whether a message of the log may be given now. Otherwise it is put where it belongs."""
         waiting, lines = self._waiting, self._waiting.lines
         line = lines.by_key.get(key) if key else None
         expires = record.expires_unix_ms(offset)
@@ -528,7 +534,7 @@ class Scan:
         if line is not None and not self._lets_through(line, share, is_expired=is_expired):
             waiting.join(line, offset, now)
             return False
-        if is_expired:  # R13: judged now, when it would be given out
+        if is_expired:  # R13: judged at the moment when it would be given out
             waiting.die(lines.line(key or loose(offset)), offset, "expired")
             return False
         if offset in waiting.attempts:
@@ -542,8 +548,8 @@ class Scan:
 
     # enforces: R24
     def _lets_through(self, line: Line, share: Share | None, *, is_expired: bool) -> bool:
-        """Whether a key that this very pull carries may send another one with it; or one that has
-        expired dies behind others that do."""
+        """Whether a key that this very pull carries may send another message with it, or an expired
+        one dies after others of its key that do."""
         if is_expired and line.is_dying_only:
             return True
         return (

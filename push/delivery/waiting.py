@@ -1,21 +1,21 @@
-"""What a delivery has passed and not settled, and which is not in flight either: what waits.
+"""Messages that wait: a delivery has passed them, and they are neither settled nor in flight.
 
-Returned and skipped messages in lines (R17, R18), the attempts they have had (R19), messages on
-their way to the dead letters, operators' decisions about parked keys, and what all that makes to be
-written (R16). `Delivery` owns one and adds the log and the leases.
+Here are returned and skipped messages in lines (R17, R18), the attempts they have had (R19),
+messages on their way to the dead letters, and operators' decisions about parked keys. All of these
+make changes that have to be written (R16). `Delivery` owns one and adds the log and the leases.
 
 A decision about a parked key is to retry, skip or release it (R17, R18):
 
     parked ──decide──▶ all of it durably aside ──▶ one cursor write ──opened──▶ the line goes on
 
-A key stays parked, here and in the storage, until the one write is durable that unparks it and
-says what becomes of its head: that it is tried once more, or that it goes to the dead letters. So a
-crash finds it parked, or decided, and nothing in between; and of two decisions one is made.
+A key stays parked, here and in the storage, until one write is durable. It unparks the key and
+decides about its head, which is tried once more, or goes to the dead letters. So a crash finds it
+parked, or decided, and nothing in between; and of two decisions one is made.
 
-What is decided about is a key as an operator has seen it: parked since that moment, with that head.
-Where something that stands in front of the head came back meanwhile, nothing is decided, and
-whoever asked looks again. [A skip of the message that failed buries the one in front of it, and
-is answered with the one that failed.]
+The subject of a decision is a key as an operator has seen it: parked since that moment, with that
+head. If a message before the head came back meanwhile, nothing is decided, and the operator has to
+look again. [A skip of the message that failed buries the one in front of it, and is answered with
+the one that failed.]
 """
 
 from bisect import bisect_left
@@ -42,7 +42,7 @@ class DeadLetter(NamedTuple):
 
 
 class Waiting:
-    """See the module. `now` is monotonic seconds."""
+    """Messages of one delivery that wait. `now` is monotonic seconds."""
 
     __slots__ = (
         "__weakref__",
@@ -86,37 +86,37 @@ class Waiting:
         self.lines = Lines(exclusive=exclusive)
         self.pending = PendingWrite(place, owned.epoch, token, starving=self.lines.starving)
         self.attempts: dict[int, int] = {}
-        """Counted attempts of what is not settled; absent: none."""
+        """Counted attempts of unsettled messages; absent: none."""
         self.due_unix_ms: dict[int, int] = {}
         self.rejected: set[int] = set()
-        """Unsettled offsets that no further attempt can help, as their consumer said."""
+        """Unsettled offsets that no further attempt can help, according to their consumer."""
         self.returned: dict[int, tuple[int, int]] = {}
         """Offset → (push it was given in last, key), until it is given again or settled."""
         self.dying: dict[int, int] = {}
-        """Offset → key of what goes to the dead letters, which is not durable yet."""
+        """Offset → key of messages that go to the dead letters, which is not durable yet."""
         self.dying_runs = RangeSet()
-        """The same of stretches of the log, whatever their keys: nothing of the log is given out
-        behind them meanwhile."""
+        """Stretches of the log that go to the dead letters, whatever their keys, which is not
+        durable yet. Nothing of the log is given out after them meanwhile."""
         self.dead = DeadRanges(owned.cursor.dead)
-        """What goes to the dead letters, durably, and is not known to stand there. Nobody is given
-        it any more, whoever owns this next (P5)."""
+        """Messages that durably go to the dead letters, and are not known to be there. They are
+        given to no consumer again, whichever owner comes next (P5)."""
         self.ended = RangeSet(owned.cursor.ended)
-        """What was given out and is settled, but by no ack: late ones are stale (R21). Beyond
-        ENDED_RANGES_MAX the lowest ranges become one."""
+        """Messages that were given out and are settled, but by no ack. Late acks of them are stale
+        (R21). Beyond ENDED_RANGES_MAX the lowest ranges become one."""
         self.giveable: list[tuple[int, int]] = []
         """(key, offset) that may be sent as soon as there is credit and the record is read."""
         self.pull = 0
         """The pull that is being served (R24)."""
         self.untaken = DeadRanges(owned.cursor.dead)
-        """The dead messages that nobody was told to move."""
+        """Dead messages that `take_dead_letters` has not returned yet."""
         self.notices: Notices | None = None
-        """Events that nobody was told of yet; None: nothing has happened."""
-        self.not_before: dict[int, float] = {}  # offset → end of its backoff, set aside
+        """Events that were not returned yet; None: nothing has happened."""
+        self.not_before: dict[int, float] = {}  # offset → end of its backoff, until it is in a line
         self._heads: dict[int, int | None] = {}
-        """Key → its head, of decisions that are on their way."""
+        """Key → its head, of decisions whose write is not durable yet."""
         self._released: set[int] = set()
-        """Keys that were released: what the previous owner tried of them, and this one had not
-        come to in the log, does not count either."""
+        """Keys that were released. Attempts that the previous owner noted, of messages that this
+        one has not come to in the log, do not count either."""
         self._inherit(owned.cursor)
         self.inherited = sorted(self.attempts)
         """Offsets for which the previous owner noted an attempt."""
@@ -141,8 +141,8 @@ class Waiting:
 
     # enforces: R3
     def begin(self, now: float, wall_unix_ms: int) -> None:
-        """The first call with both clocks: a backoff that was persisted as wall time goes on, as
-        far as the longest one there can be (R3)."""
+        """Convert the backoffs that were persisted as wall time, at the first call with both
+        clocks. Each goes on for at most the longest possible delay (R3). Later calls do nothing."""
         if self.begun:
             return
         self.begun = True
@@ -153,13 +153,13 @@ class Waiting:
         self._open_inherited(now)
 
     def rescanned(self, now: float) -> None:
-        """The log was read again up to what the previous owner had passed."""
+        """Note that the log was read again up to where the previous owner had passed it."""
         self._rescanned = True
         self._open_inherited(now)
 
     def _open_inherited(self, now: float) -> None:
-        """Inherited lines open, for nothing can come before what stands in them any more, but for
-        what of theirs is being set aside still."""
+        """Open inherited lines, because nothing can come before their side lines any more. If some
+        of their offsets are still being set aside, they open after that."""
         if not (self._rescanned and self.begun):
             return
         for line in [line for line in self.lines.by_key.values() if line.inherited]:
@@ -176,13 +176,14 @@ class Waiting:
 
     # enforces: R18
     def join(self, line: Line, offset: int, now: float) -> None:
-        """A message of the log waits in its key's line: in memory, or beyond that aside."""
+        """Let a message of the log wait in its key's line, in memory or aside. It waits aside if
+        the bound in memory is reached, the line has offsets aside, or `_joins` says so."""
         fits = offset not in self.attempts or self._joins(line, offset)
         if line.overflowed or self.lines.held >= limits.HELD_PER_PARTITION_MAX or not fits:
             line.aside_unwritten += 1
             self.pending.set_aside(line.key, offset)
             if line.aside_unwritten > 1:
-                return  # one more changes nothing about what the line may do
+                return  # one more does not change what the line may do
         else:
             line.waiting.append(offset)
             self.lines.held += 1
@@ -194,7 +195,7 @@ class Waiting:
             self._judge(line, offset, self.not_before.pop(offset, 0.0), now)
 
     def come_back(self, line: Line, offset: int, push: int) -> None:
-        """A delivery was given in this push and is not settled: it waits again."""
+        """Take back a delivery of this push that is not settled. It waits again."""
         line.in_flight.discard(offset)
         self.returned[offset] = (push, line.key)
         line.put_back(offset)
@@ -203,8 +204,8 @@ class Waiting:
     def count(
         self, offset: int, due_unix_ms: int, *, reason: bytes | None = None, reject: bool = False
     ) -> None:
-        """One more attempt of it is counted; `due_unix_ms`: not again before. `reject`: it is the
-        last one. `reason`: why it failed."""
+        """Count one more attempt of a message. It is not tried again before `due_unix_ms`.
+        `reject`: that was the last attempt. `reason`: why it failed."""
         self.attempts[offset] = self.attempts.get(offset, 0) + 1
         self.due_unix_ms[offset] = due_unix_ms
         if reject:
@@ -213,8 +214,8 @@ class Waiting:
 
     # enforces: P3, R17
     def await_retry(self, line: Line, offset: int, due: float, now: float) -> None:
-        """What came back is given again from `due` on, or its end has come. Nothing of its key
-        that was about to go out overtakes it (R17)."""
+        """Give a message that came back again from `due` on, or end it if it is exhausted. Later
+        messages of its key that were about to go out do not overtake it (R17)."""
         self.call_back(line, offset)
         self._judge(line, offset, due, now)
         if line.parked:
@@ -222,7 +223,8 @@ class Waiting:
         self.lines.settle_down(line, now)
 
     def call_back(self, line: Line, after: int) -> None:
-        """What of a line is above `after`, on its way out and not sent yet, waits again."""
+        """Make the offsets of a line above `after` wait again that are on their way out and not
+        sent."""
         back = line.call_back(after)
         if back:
             self.lines.held += len(back)
@@ -231,7 +233,8 @@ class Waiting:
             self.giveable[:] = [x for x in self.giveable if x[0] != line.key or x[1] <= after]
 
     def _judge(self, line: Line, offset: int, due: float, now: float) -> None:
-        """Something that was tried waits in its line: when it goes, or that it never will."""
+        """Decide when a message goes that was tried and waits in its line, or that it never
+        will."""
         line.window = 1
         if due > now:
             line.dues[offset] = due
@@ -249,12 +252,13 @@ class Waiting:
                 self.die(line, offset, why)
 
     def is_exhausted(self, offset: int) -> bool:
-        """Whether it is not tried again: it was tried as often as it may be, or rejected."""
+        """Whether a message is not tried again, because it has used up its attempts or was
+        rejected."""
         return 0 < self.attempts_max <= self.attempts.get(offset, 0) or offset in self.rejected
 
     def _all_aside(self, line: Line) -> None:
-        """A parked line is all side line; it is read again from there when it is parked no
-        longer. Acks of before do not count any more: the operator decides."""
+        """Set all of a parked line aside. It is read again from there when the key is no longer
+        parked. Earlier acks do not count any more, because the operator decides."""
         self.call_back(line, -1)
         for offset in line.waiting:
             self.pending.set_aside(line.key, offset)
@@ -278,27 +282,28 @@ class Waiting:
     # --- Dying ---------------------------------------------------------------------------------
 
     def die(self, line: Line, offset: int, reason: str) -> None:
-        """It goes to the dead letters; its line waits until that is durable."""
+        """Send a message to the dead letters; its line waits until that is durable."""
         line.dying.add(offset)
         self.dying[offset] = line.key
         self.doom(offset, reason)
 
     def doom(self, offset: int, reason: str) -> None:
-        """The next write says that it goes to the dead letters. Whoever was given it and acks it
-        late is told that this does not count (R21)."""
+        """Have the next write state that a message goes to the dead letters. A consumer that was
+        given it, and acks it late, learns that the ack does not count (R21)."""
         if offset in self.returned:
             self._mark_ended(offset)
             self.pending.will_end(offset)
         self.pending.die(offset, offset, reason)
 
     def die_run(self, first: int, last: int, reason: str) -> None:
-        """first..last of the log, of which nothing was given here, go to the dead letters."""
+        """Send first..last of the log to the dead letters, of which nothing was given here."""
         self.dying_runs.add(first, last)
         self.pending.die(first, last, reason)
 
     # enforces: P5
     def _died(self, write: CursorWrite, refused: tuple[int, ...], now: float) -> None:
-        """It is durable what of a write is dead, but for `refused`: that was settled before."""
+        """Note that the messages are durably dead which a write says are, except `refused`: those
+        were settled before."""
         for one in write.dead:
             self.dying_runs.remove(one.first, one.last)
             for part in RangeSet((o, o) for o in refused).gaps(one.first, one.last):
@@ -311,28 +316,30 @@ class Waiting:
             line = self.lines.line(self.dying.pop(offset))
             line.dying.discard(offset)
             if self.dead.of(offset) == "expired":
-                line.widen()  # nothing has failed, and others may have expired behind it
+                line.widen()  # nothing has failed, and later ones may have expired, too
             if offset in refused:
                 self.forget(offset)
             self._go_on(line)
             self.lines.settle_down(line, now)
 
     def is_dead(self, offset: int) -> bool:
-        """Whether it goes to the dead letters, durably or not yet, and is not known to be there."""
+        """Whether a message goes to the dead letters, durably or not yet, and is not known to be
+        there."""
         return offset in self.dying or offset in self.dying_runs or offset in self.dead
 
     @property
     def dead_count(self) -> int:
-        """How many messages go to the dead letters and are not known to be there."""
+        """Number of messages that go to the dead letters and are not known to be there."""
         return len(self.dying) + self.dying_runs.size() + self.dead.size()
 
     @property
     def dead_first(self) -> int | None:
-        """The lowest offset that is dead, durably; None: nothing is."""
+        """The lowest offset that is durably dead; None: there is none."""
         return next((one.first for one in self.dead), None)
 
     def take_dead_letters(self, count_max: int) -> list[DeadLetter]:
-        """The first messages to move, by offset; each stays unsettled until `dead_lettered`."""
+        """Return the first messages to move, by offset; each stays unsettled until
+        `dead_lettered`."""
         return [
             DeadLetter(offset, one.reason, self.attempts.get(offset, 0))
             for one in self.untaken.take(count_max)
@@ -346,12 +353,12 @@ class Waiting:
         return self.notices
 
     def take_notices(self) -> Notices | None:
-        """Return what has happened since the last call; None: nothing."""
+        """Return the events since the last call; None: there were none."""
         notices, self.notices = self.notices, None
         return notices
 
     def dead_lettered(self, first: int, last: int) -> None:
-        """first..last stand in the dead letters, or are gone: settled here."""
+        """Settle first..last, which are in the dead letters, or no longer retained."""
         if self.dead.remove(first, last):
             self.settle(first, last)
             if self.attempts or self.returned:
@@ -365,8 +372,8 @@ class Waiting:
         """Let lines that are ready send up to `credit` messages, so that no more than `most` of
         each are in flight.
 
-        What was given before has its attempt recorded first (R16) and becomes `giveable` when
-        that is durable; what never was becomes so at once.
+        A message that was given before has its attempt recorded first (R16), and becomes `giveable`
+        when that is durable. Others become so at once.
         """
         self.lines.ripen(now)
         credit -= len(self.giveable) + self.pending.recording_count
@@ -375,7 +382,7 @@ class Waiting:
                 offset = line.waiting[0]
                 tried = offset in self.returned or offset in self.attempts
                 if not tried and not next(reversed(line.leaving.values()), True):
-                    break  # it would overtake what is being recorded
+                    break  # it would overtake one whose attempt is being recorded
                 line.waiting.popleft()
                 line.dues.pop(offset, None)
                 self.lines.held -= 1
@@ -396,7 +403,7 @@ class Waiting:
         )
 
     def recorded(self, answer: Written, now: float) -> None:
-        """The write that was taken last is durable."""
+        """Note that the write that was taken last is durable."""
         write, recorded, aside = self.pending.confirm()
         for side in write.aside:
             self.lines.by_key[side.key_hash].lower(side.offsets[0])
@@ -415,7 +422,7 @@ class Waiting:
             self._unparked(self.lines.by_key[key], now)
         for offset, key in recorded.items():
             line = self.lines.by_key[key]
-            if offset in answer.refused:  # settled already: it must not be given again (R16)
+            if offset in answer.refused:  # settled already; it must not be given again (R16)
                 del line.leaving[offset]
                 self.forget(offset)
             else:
@@ -424,12 +431,12 @@ class Waiting:
             self.lines.settle_down(line, now)
 
     def sendable(self, key: int, offset: int, now: float) -> Line | None:
-        """The line that may send this offset now; None: it may not (any more)."""
+        """Return the line that may send this offset now; None: it may not (any more)."""
         line = self.lines.by_key.get(key)
         if line is None or not line.leaving.get(offset):
             return None
         closed = line.exclusive and line.in_flight and line.pull != self.pull
-        if closed or line.earliest != offset:  # another pull carries its key, or it would overtake
+        if closed or line.earliest != offset:  # another pull has its key, or it would overtake one
             self.call_back(line, offset - 1)
             self.lines.settle_down(line, now)
             return None
@@ -438,7 +445,7 @@ class Waiting:
     # --- Side lines ----------------------------------------------------------------------------
 
     def side_wanted(self) -> list[tuple[int, int]]:
-        """(key, after which offset) to be read from side lines; each is asked for once, until
+        """Return (key, after which offset) to be read from side lines. Each is returned once, until
         `side_loaded` or `side_not_loaded`."""
         wanted: list[tuple[int, int]] = []
         for line in self.lines.hungry():
@@ -447,11 +454,12 @@ class Waiting:
         return wanted
 
     def side_loaded(self, key: int, offsets: tuple[int, ...], now: float) -> None:
-        """The next part of a side line, in order; empty: nothing of what stood there is left."""
+        """Take the next part of a side line, in order. Empty: none of the offsets that it had when
+        it was requested is left."""
         line = self.lines.by_key.get(key)
         if line is None or line.loading is None:
             return
-        # What joined since it was asked comes later, when it is known to be durable.
+        # Offsets that joined since the request come later, when they are known to be durable.
         fresh, stood, line.loading = offsets[: line.loading], line.loading, None
         if line.parked:
             self._go_on(line)
@@ -467,7 +475,7 @@ class Waiting:
         self.lines.settle_down(line, now)
 
     def side_not_loaded(self, key: int, now: float) -> None:
-        """The side line could not be read: it is wanted again."""
+        """Want a side line again that could not be read."""
         line = self.lines.by_key.get(key)
         if line is not None and line.loading is not None:
             line.loading = None
@@ -477,8 +485,7 @@ class Waiting:
     # --- Operators' decisions ----------------------------------------------------------------
 
     def _park(self, line: Line, head: int, why: str) -> None:
-        """The line waits for an operator, since this offset is not tried again. An earlier release
-        is over."""
+        """Park a line, because this offset is not tried again. An earlier release ends."""
         self._noted.parked.append(head)
         line.parked, line.forgiven = True, False
         line.parked_unix_ms = None
@@ -486,11 +493,11 @@ class Waiting:
         self.pending.park(line.key, why)
 
     def decide(self, verb: Verb, seen: ParkedLine, now: float) -> bool:
-        """Unpark a key that the storage shows like this. Notices tell when the decision is durable
-        (`opened`), or that it was not made, since the head is another one (`dropped`).
+        """Unpark a key that the storage shows like this. Notices say when the decision is durable
+        (`opened`), or that it was not made because the head is another one (`dropped`).
 
-        False, and nothing changes: the key is not parked, or was parked anew since, or something
-        was decided already.
+        Returns False, and changes nothing, if the key is not parked, was parked anew since, or has
+        a decision already.
         """
         line = self.lines.by_key.get(seen.key_hash)
         if line is None or line.parked_unix_ms != seen.since_unix_ms or line.decision is not None:
@@ -502,8 +509,9 @@ class Waiting:
 
     # enforces: R18
     def _go_on(self, line: Line) -> None:
-        """Something that a decision may have waited for has happened. Nothing of the line may be
-        on its way in from the side line: it would be read again. No decision: nothing happens."""
+        """Go on with a decision, after something that it may have waited for. Nothing of the line
+        may be on its way in from the side line, because it would be read again. Without a decision
+        nothing happens."""
         decision, key, pending = line.decision, line.key, self.pending
         if decision is None or line.loading is not None or line.dying:
             return
@@ -513,7 +521,7 @@ class Waiting:
         heads = (decision.head, line.head, unwritten)
         head = min((offset for offset in heads if offset is not None), default=None)
         if head is not None and head == unwritten:
-            return  # when it is written
+            return  # goes on when that is written
         if head != decision.head:
             line.decision = None
             self._noted.dropped.append(key)
@@ -527,8 +535,8 @@ class Waiting:
         pending.unpark(key)
 
     def _unparked(self, line: Line, now: float) -> None:
-        """The write that unparks it is durable: the line goes on, in order. What joined meanwhile
-        may belong before what stands aside (R17): that is set aside first."""
+        """Let a line go on, in order, because the write that unparks it is durable. Messages that
+        joined meanwhile may belong before those aside (R17). So they are set aside first."""
         decision, head = line.decision, self._heads.pop(line.key)
         assert decision is not None
         line.parked, line.decision, line.head = False, None, None
@@ -546,8 +554,9 @@ class Waiting:
         self.lines.settle_down(line, now)
 
     def _admitted(self, line: Line, fresh: tuple[int, ...]) -> tuple[int, ...]:
-        """What of the next part of a side line comes into memory. A retried head comes without
-        what stands behind it, which may be exhausted and would park the key before the try."""
+        """Return the part of a side line's next offsets that comes into memory. A retried head
+        comes without the messages after it, which may be exhausted and would park the key before
+        the try."""
         if fresh and fresh[0] <= line.once:
             fresh = tuple(offset for offset in fresh if offset <= line.once)
         if line.forgiven:
@@ -556,25 +565,25 @@ class Waiting:
         return fresh
 
     def _joins(self, line: Line, offset: int) -> bool:
-        """A message that the previous owner tried joins the line. False: it must wait aside, for
-        the head that an operator lets be tried stands before it (see `_admitted`)."""
+        """Whether a message that the previous owner tried may join the line. False: it has to wait
+        aside, because the head that an operator lets be tried comes before it (see `_admitted`)."""
         if line.key in self._released:
             self._forgive_inherited(offset)
         return line.once < 0
 
     def _forgive_inherited(self, offset: int) -> None:
-        if self.attempts.get(offset):  # as what was rejected has, too
+        if self.attempts.get(offset):  # rejected messages have attempts, too
             self.forgive(offset)
             self.pending.note(Retry(offset, 0))
 
     # --- Settling ------------------------------------------------------------------------------
 
     def settle(self, first: int, last: int) -> None:
-        """first..last are settled: write it down."""
+        """Note that first..last are settled."""
         self.pending.settle(first, last)
 
     def pass_over(self, first: int, last: int) -> None:
-        """Nothing of first..last is in the log: settled, and what was tried of it forgotten."""
+        """Settle first..last, of which nothing is in the log, and forget their attempts."""
         self.settle(first, last)
         index = bisect_left(self.inherited, first)
         while index < len(self.inherited) and self.inherited[index] <= last:
@@ -582,7 +591,7 @@ class Waiting:
             index += 1
 
     def forget(self, offset: int) -> None:
-        """Nothing of its tries matters any more."""
+        """Forget the attempts of a message, which do not matter any more."""
         self.attempts.pop(offset, None)
         self.due_unix_ms.pop(offset, None)
         self.rejected.discard(offset)
@@ -590,13 +599,14 @@ class Waiting:
         self.not_before.pop(offset, None)
 
     def forgive(self, offset: int) -> None:
-        """It was tried, and that does not count: no attempts, no backoff, no rejection."""
+        """Make the attempts of a message not count: no attempts, no backoff, no rejection."""
         self.attempts[offset] = self.due_unix_ms[offset] = 0
         self.rejected.discard(offset)
         self.not_before.pop(offset, None)
 
     def settled_in_flight(self, key: int, offset: int, now: float, *, is_slow: bool) -> None:
-        """A message that a line had sent, or waited for, was settled; late, where it `is_slow`."""
+        """Note that a message was settled which a line had sent, or waited for. `is_slow`: it was
+        settled late."""
         self.forget(offset)
         line = self.lines.by_key.get(key)
         if line is not None and offset in line.in_flight:
@@ -606,16 +616,17 @@ class Waiting:
 
     # enforces: R21
     def settle_late(self, number: int, offset: int, now: float) -> bool:
-        """An ack of push `number` for a message that returned from it and was not given since.
+        """Settle a message by an ack of push `number`, from which it returned, if it was not given
+        since.
 
-        It counts unless an earlier message of its key awaits retry (R21), or goes to the dead
-        letters, and not against an operator's decision: what is parked stays so. False: it does
-        not count.
+        The ack counts unless an earlier message of its key awaits retry (R21), or goes to the dead
+        letters. It does not count for a parked key, about which an operator decides. Returns
+        whether it counts.
         """
         push, key = self.returned[offset]
         line = self.lines.by_key.get(key)
         if push != number or line is None or line.earliest != offset:
-            return False  # what is parked stands in no memory
+            return False  # of a parked key nothing is in memory
         if any(dying < offset for dying in line.dying):
             return False
         if offset in line.leaving:
@@ -630,13 +641,13 @@ class Waiting:
         return True
 
     def lost(self, line: Line, offset: int, now: float) -> None:
-        """A giveable message is no longer in the log (evicted, damaged): it is passed."""
+        """Pass a giveable message that is no longer in the log (evicted, damaged)."""
         del line.leaving[offset]
         self._end(offset)
         self.lines.settle_down(line, now)
 
     def _end(self, offset: int) -> None:
-        """No ack has settled it, and none will: whoever was given it is told so (R21)."""
+        """Settle a message that no ack has settled. A late ack of it is stale (R21)."""
         if offset in self.returned:
             self._mark_ended(offset)
             self.pending.end(offset)

@@ -8,9 +8,9 @@ This is the Generic Cell Rate Algorithm (ITU-T I.371, annex A; here in its leaky
 state is one number, the moment at which the bucket will be empty. It is a whole number, in units of
 1 ns / `units`: sums of floats would drift by a thousandth in a few months, all to one side.
 
-`now` is in seconds, of a clock that never goes back. If it should, nothing leaks until it is again
-where it was: less is admitted, never more. Time alone makes nothing due; `next_deadline` says when
-the bucket is empty, and may be forgotten.
+`now` is in seconds, of a clock that never goes back. If it should, nothing leaks until it has
+caught up: less is admitted, never more. Time alone makes nothing due; `next_deadline` says when the
+bucket is empty, and may be forgotten.
 """
 
 import math
@@ -53,16 +53,18 @@ class Bucket:
         self.rate = rate
         self._units = rate.units
         self._unit = rate.per_s * _NS
-        """How far one unit puts off the moment of emptiness."""
+        """Nanoseconds by which one unit delays the moment of emptiness, times the rate's
+        `units`."""
         self._full = rate.burst * self._unit
-        """How far that is off where nothing more fits."""
+        """Delay of emptiness beyond which nothing more fits, in the same unit."""
 
     def __repr__(self) -> str:
         return f"<Bucket {self.rate}, empty at {self.next_deadline():.9f} s>"
 
     def take(self, cost: int, *, now: float) -> float:
-        """Pour `cost` units in. 0: done; else it would hold too much, nothing has changed, and
-        after so many seconds the same is admitted, if nobody else comes before.
+        """Pour `cost` units in, and return 0. If it would hold too much, nothing changes, and the
+        result is the number of seconds after which the same is admitted, if nothing else is charged
+        before.
 
         Raises:
             ValueError: more than the burst never fits.
@@ -85,7 +87,7 @@ class Bucket:
         return -(-over // self._units) if over > 0 else 0
 
     def change(self, rate: Rate, *, now: float) -> None:
-        """From now on it is of another rate. What it holds stays in it, up to the new burst."""
+        """Put another rate in force. The content stays, up to the new burst."""
         at_ns = nanoseconds(now)
         held, before = max(0, self._empty_at - at_ns * self._units), self._unit
         self._set(rate)
@@ -93,7 +95,7 @@ class Bucket:
         self._empty_at = at_ns * self._units + level
 
     def next_deadline(self) -> float:
-        """When it is empty: from then on it is as good as a new one."""
+        """Return when it is empty. From then on it is the same as a new one."""
         return seconds(-(-self._empty_at // self._units))
 
     def check(self, *, now: float) -> None:
@@ -112,8 +114,8 @@ def take_all(charges: Sequence[tuple[Bucket, int]], *, now: float) -> float:
 
 
 def pour_all(charges: Sequence[tuple[Bucket, int]], at_ns: int) -> bool:
-    """Whether all of it fits; then it is in. What `Bucket.wait_ns` says, in few steps: every
-    publish comes here."""
+    """Pour all of these in, if all of them fit, and return whether they do. The same as
+    `Bucket.wait_ns`, in few steps, because every publish comes here."""
     for bucket, cost in charges:
         room = bucket._full - cost * bucket._unit
         if room < 0 or bucket._empty_at - at_ns * bucket._units > room:
@@ -125,12 +127,12 @@ def pour_all(charges: Sequence[tuple[Bucket, int]], at_ns: int) -> bool:
 
 
 def nanoseconds(now: float) -> int:
-    """Whole ones, rounded down."""
+    """Return whole nanoseconds, rounded down."""
     return int(now * _NS)
 
 
 def seconds(at_ns: int) -> float:
-    """The first moment, as a float, that is not before this one."""
+    """Return the first moment, as a float, that is not before this one."""
     at = at_ns / _NS
     while nanoseconds(at) < at_ns:
         at = math.nextafter(at, math.inf)
@@ -138,8 +140,9 @@ def seconds(at_ns: int) -> float:
 
 
 def _until(at_ns: int, now: float) -> float:
-    """How long to wait, so that `now` and it together are not before that moment: near a year of
-    uptime floats are 4 ns apart, and who came 1 ns too soon would be refused again."""
+    """Return how long to wait, so that `now` and it together are not before that moment. Near a
+    year of uptime floats are 4 ns apart, and a client that came 1 ns too soon would be refused
+    again."""
     wait_s = max(0.0, at_ns / _NS - now)
     while nanoseconds(now + wait_s) < at_ns:
         wait_s += math.ulp(now + wait_s)

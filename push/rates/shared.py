@@ -1,19 +1,20 @@
-"""Leaky buckets that several gateways share, and charge without asking the store. Pure.
+"""Leaky buckets that several gateways share, and charge without a call to the store. Pure.
 
 The whole bucket is in the store (`storage/redis/lua/limits.lua`). A gateway holds some of it:
 
-* a **standing share**, a sixteenth of rate and burst, as a bucket of its own. The store is neither
-  asked nor told: a client that stays far below its limit costs nothing.
+* a **standing share**, a sixteenth of rate and burst, as a bucket of its own. The store takes
+  no part in it: a client that stays far below its limit costs it nothing.
 * when half of that is gone, a **slice** that the store handed out. From then on the store knows how
   much the gateway holds, and the gateway says what it used and how much it would like.
 
-For example, of `1600/s+1600` each gateway has 100 at once and 100 a second without asking. The one
-where more is used asks, and is handed 400; when the others need these, it gives back what is left.
+For example, of `1600/s+1600` each gateway has 100 at once and 100 a second without a call. The one
+where more is used requests more, and is handed 400. When the others need these, it gives back what
+is left.
 
 What gateways hold counts as if it were in the bucket, and begins to leak when they have said that
 they used it. So no window of t seconds admits more than burst + rate * t over all gateways, however
-late an answer comes and whichever are lost. All numbers are totals of a **life** of the bucket on
-a gateway: one that is said twice counts once, and one that is lost is in the next. What is not used
+late an answer comes and whichever are lost. All numbers are totals of a **life** of the bucket on a
+gateway: one that is said twice counts once, and one that is lost is in the next. What is not used
 is given back, at once if others need it.
 
 A gateway that has no answer of the store for LAPSE_S goes on with its standing share alone; the
@@ -113,7 +114,7 @@ class RatePool(Protocol):
 
     async def ask(self, gateway: str, call: int, asks: Sequence[RateRequest]) -> RateReply | None:
         """Act on all of these requests at once. `call`: a number that grows; an act that comes
-        about behind one with a larger number does nothing. Returns None if the store gave the
+        about after one with a larger number does nothing. Returns None if the store gave the
         gateway up; it is to join under another name."""
 
     async def leave(self, gateway: str) -> None:
@@ -123,7 +124,7 @@ class RatePool(Protocol):
 ASKS_MAX: Final = 500
 """Number of buckets in one call: some 10 ms of the store's time."""
 ASK_S: Final = 0.05
-"""Advised wait if the store has to be asked: the time of a call and its answer."""
+"""Advised wait if the store has to be called: the time of a call and its answer."""
 BUSY_S: Final = 1.0
 """Advised wait while the store does not answer, for what the standing share never holds."""
 NEED_S: Final = 2.0
@@ -175,11 +176,12 @@ class SharedBucket(Bucket):
         return self.after_s(cost, now=now)
 
     def is_low(self, at_ns: int) -> bool:
-        """Whether more is to be requested."""
+        """Whether more should be requested."""
         return self._empty_at - at_ns * self._units > self._low
 
     def wait_ns(self, cost: int, at_ns: int) -> int:
-        """Return when `cost` will fit, as far as is known; from now on that much is collected."""
+        """Return how long until `cost` fits, as far as is known. From now on that much is
+        collected."""
         if cost > self.rate.burst:
             raise ValueError(f"{cost} at once never fit into {self.rate}")
         room = self._full - cost * self._unit
@@ -252,7 +254,7 @@ class SharedBucket(Bucket):
     # --- What was handed out -------------------------------------------------------------------
 
     def is_due(self, at_ns: int) -> bool:
-        """Whether the store is to be told something though no more is requested."""
+        """Whether the store should be called though no more is requested."""
         if self._empty_at - self._back != self._said:
             return True
         return bool(self._need) or at_ns - self._moved_ns >= int(IDLE_S * 1e9)
@@ -260,7 +262,7 @@ class SharedBucket(Bucket):
     def request(
         self, at_ns: int, *, is_recalled: bool = False, is_over: bool = False
     ) -> RateRequest:
-        """Return what the store is to be told now. `is_over`: everything is given back."""
+        """Return the request for the store now. `is_over`: everything is given back."""
         if not self.life:
             self._begin_life(at_ns)
         used = self._empty_at - self._back
@@ -294,8 +296,8 @@ class SharedBucket(Bucket):
         )
 
     def _begin_life(self, at_ns: int) -> None:
-        """Begin a life of which the store is told. What is used of the standing share counts as
-        used, the rest as held."""
+        """Begin a life that the store knows of. Units used of the standing share count as used, the
+        rest as held."""
         used = self._share_used(at_ns)
         self.life = self._shares.next_life()
         self._units, self._unit = 0, 1
@@ -322,14 +324,14 @@ class SharedBucket(Bucket):
 
 
 class SharedRates:
-    """The parts of all buckets that one gateway holds. `on_want` is called when the store is to be
-    asked before `next_deadline`."""
+    """The parts of all buckets that one gateway holds. `on_want` is called when the store should be
+    called before `next_deadline`."""
 
     def __init__(self, on_want: Callable[[], None] = lambda: None) -> None:
         self._on_want = on_want
         self._known: WeakValueDictionary[str, SharedBucket] = WeakValueDictionary()
         self._held: dict[str, SharedBucket] = {}
-        """Buckets of which the store is told."""
+        """Buckets that the store knows of."""
         self._wanted: dict[str, SharedBucket] = {}
         self._recalled: set[str] = set()
         self._without: set[str] = set()
@@ -388,7 +390,7 @@ class SharedRates:
     # --- Talking to the store ------------------------------------------------------------------
 
     def on_join(self, is_seated: bool, names: Sequence[str], *, now: float, sent: float) -> None:
-        """Note the answer of `RatePool.join`. `sent`: when it was asked."""
+        """Note the answer of `RatePool.join`. `sent`: the time at which it was requested."""
         self.is_cut_off, self._is_seated, self._sent_s = False, is_seated, sent
         self._without = set(names)
         at_ns = nanoseconds(now)
@@ -454,7 +456,7 @@ class SharedRates:
         return self._sent_s + LAPSE_S
 
     def pause_s(self, *, now: float) -> float:
-        """Return for how long the store is not to be told anything, unless more is requested."""
+        """Return for how long the store should not be called, unless more is requested."""
         if self._wanted:
             return 0.0
         return min(BEAT_S, max(0.0, seconds(self._look_ns) - now))

@@ -1,4 +1,4 @@
-"""Meaning of a reply of Redis: an answer, a refusal, or that nobody knows."""
+"""Meaning of a reply of Redis: an answer, a refusal, or an unknown outcome."""
 
 from typing import Any, Final
 
@@ -18,12 +18,12 @@ NOT_EXECUTED: Final = (
 )
 """Errors that Redis gives before it begins a function, as classes of redis-py."""
 NOT_EXECUTED_WORDS: Final = ("BUSY ", "MISCONF ", "NOREPLICAS ", "Function not found")
-"""The same, by the words that they begin with, where redis-py has no class for them."""
+"""The same, by the words that they begin with, if redis-py has no class for them."""
 OURS: Final = "TOCSIN "
 
 
 class SlotMoved(Refused):
-    """In a Cluster: the keys are not (all) at this primary any more. Nothing has happened."""
+    """In a Cluster: not all of the keys are at this primary any more. Nothing has happened."""
 
     def __init__(self, where: str) -> None:
         slot, _, place = where.partition(" ")
@@ -31,12 +31,13 @@ class SlotMoved(Refused):
 
 
 class FunctionRefusal(Refused):
-    """A function refused it: its server is there, and has looked."""
+    """A refusal by a function, whose server is up and has looked."""
 
 
 def refusal(reply: Any) -> TocsinError | None:
-    """Refused or Fenced where the reply itself says that the act did not happen; None: it is no
-    error, or one that leaves it open. True on this server, however many copies there are.
+    """Return Refused or Fenced if the reply itself says that the act did not happen. None: it is no
+    error, or one that leaves the outcome open. The result is true on this server, however many
+    copies exist.
 
     A function refuses with `TOCSIN <code> <detail>`. Source: the errors of `processCommand` and of
     `scriptPrepareForRun` in Redis 7.0's server.c and script.c.
@@ -49,7 +50,7 @@ def refusal(reply: Any) -> TocsinError | None:
         if code == "fenced":
             return Fenced(detail) if detail else Fenced()
         return FunctionRefusal(code, detail) if code in CODES else FunctionRefusal("internal", text)
-    if isinstance(reply, exceptions.AskError):  # of which MovedError is one
+    if isinstance(reply, exceptions.AskError):  # MovedError is one of them
         return SlotMoved(text)
     if isinstance(reply, exceptions.OutOfMemoryError):
         return Refused("storage_full")
@@ -59,11 +60,12 @@ def refusal(reply: Any) -> TocsinError | None:
 
 
 def answer(reply: Any, doubt: str) -> Any:
-    """The answer for the caller of an act; `doubt`: why the group is not confirmed, "": it is.
+    """Return the answer for the caller of an act. `doubt`: the reason why the group is not
+    confirmed; "": it is.
 
-    Raises Refused and Fenced as the reply says, else Unknown where there is a doubt or an error
-    that says nothing about what has happened. What a function refuses on a shard that is in doubt
-    (one emptied, one cut off) is Unknown, too: `group_not_found` would be believed.
+    Raises Refused and Fenced as the reply says, otherwise Unknown if there is a doubt, or an error
+    that leaves the outcome open. A refusal by a function on a shard in doubt (emptied, or cut off)
+    is Unknown, too, because `group_not_found` would be believed.
     """
     error = refusal(reply)
     if doubt and not (isinstance(error, Fenced) or is_sure(reply)):
@@ -76,10 +78,11 @@ def answer(reply: Any, doubt: str) -> Any:
 
 
 def is_sure(reply: Any) -> bool:
-    """Whether Redis itself has refused: not begun, whatever becomes of the group around it."""
+    """Whether Redis itself has refused. Then nothing has begun, whatever becomes of the group
+    around it."""
     return refusal(reply) is not None and not str(reply).startswith(OURS)
 
 
 def unavailable(detail: str) -> Refused:
-    """The store cannot be asked now, and nothing has happened."""
+    """Return the error for a store that cannot be called now. Nothing has happened."""
     return Refused("storage_unavailable", detail)

@@ -1,8 +1,8 @@
 """Appending on Redis or Valkey (R10): arguments and replies, rows of the stream, certification.
 
 A record is sealed here, judged by the store's function `append`, and certified by a second act once
-its copies were counted. A record at the level `local` behind records of a higher level waits only
-for a moment until their copies are counted, because a replica may be away.
+its copies were counted. A record at the level `local` that follows records of a higher level waits
+only for a moment until their copies are counted, because a replica may be away.
 """
 
 import asyncio
@@ -23,18 +23,19 @@ from storage.redis.port import Arg, Shard
 from storage.rules.append import id_bucket, line_bucket, nowhere
 
 SEQUENCE_MAX: Final = (1 << 53) - 1
-"""The functions count in doubles. Clients may use as much (push.producer_order)."""
+"""Largest sequence. The functions count in doubles, and clients may use as much
+(push.producer_order)."""
 _PRODUCER: Final = Struct("<16sQ")
 
 
 def checksum(partition: Partition, header: bytes, sealed: bytes) -> str:
-    """Over what is stored of a record, and whose it is."""
+    """Return the checksum over the stored parts of a record, and over its partition."""
     at = f"{partition.queue_id}:{partition.number}:".encode()
     return str(zlib.crc32(sealed, zlib.crc32(header, zlib.crc32(at))))
 
 
 def append_args(append: Append, header: Header, sealed: bytes, *, wall_unix_ms: int) -> list[Arg]:
-    """The arguments of `append`.
+    """Return the arguments of `append`.
 
     Raises:
         Refused: invalid_message: a sequence is larger than the functions can count.
@@ -69,11 +70,12 @@ def append_args(append: Append, header: Header, sealed: bytes, *, wall_unix_ms: 
 
 
 _CODE: Final = 7
-"""The place, in `append_args`, of the code with which every new message is refused."""
+"""Index in `append_args` of the code with which every new message is refused."""
 
 
 def refuse_args(args: Sequence[Arg], code: str) -> list[Arg]:
-    """The arguments of `append_refused`: duplicates are answered, and the order is kept (R7)."""
+    """Return the arguments of `append_refused`: duplicates are answered, and the order is kept
+    (R7)."""
     return [*args[:_CODE], code, *args[_CODE + 1 :]]
 
 
@@ -108,11 +110,11 @@ def _outcome(raw: bytes) -> Stored | NotStored:
 
 # enforces: P2
 def collect_replies(results: Sequence[AppendReply | BaseException]) -> list[AppendReply]:
-    """The places of all records of a call.
+    """Return the places of all records of a call.
 
     Raises:
         Refused: none of them was judged.
-        Unknown: some were, or may have been: who called holds up what is behind them all (R7), and
+        Unknown: some were, or may have been. The caller holds up later records of all (R7), and
             those that were stored are duplicates when they come again.
     """
     answers = [result for result in results if isinstance(result, AppendReply)]
@@ -134,10 +136,10 @@ class StreamRow:
     sealed: bytes
     skips: tuple[int, ...]
     reason: str = ""
-    """Why it cannot be believed; empty: its checksums hold."""
+    """The reason why it cannot be believed; empty: its checksums hold."""
 
     def open(self, partition: Partition, sealer: Sealer) -> Record | Damage:
-        """The record; or why it is none.
+        """Return the record, or its damage.
 
         Raises:
             Refused: storage_unavailable: its key cannot be had at the moment.
@@ -152,7 +154,7 @@ class StreamRow:
 
 
 def decode_row(partition: Partition, raw: Sequence[Any]) -> StreamRow:
-    """Decode an entry of a partition's stream, with its checksums looked at (R30)."""
+    """Decode an entry of a partition's stream, and verify its checksums (R30)."""
     identifier, flat = raw
     first = int(bytes(identifier).partition(b"-")[0]) - 1
     fields: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -180,7 +182,7 @@ def decode_damage(partition: Partition, flat: Sequence[bytes]) -> list[Damage]:
 
 
 COUNTED_WITHIN_S: Final = 0.05
-"""The time that an append waits for copies that its own level does not ask for."""
+"""The longest time that an append waits for copies that its own level does not require."""
 
 
 class RedisAppender:
@@ -199,17 +201,18 @@ class RedisAppender:
         self._tell = tell
         self._sealers = ThreadPoolExecutor(1, thread_name_prefix="sealing")
         self._counts: dict[Partition, asyncio.Task[int]] = {}
-        """Where copies of what is not certified are being counted, and up to where."""
+        """Partition → task that counts the copies of uncertified records, and returns the certified
+        end."""
         self._ends: dict[Partition, int] = {}
         self._late: set[Partition] = set()
-        """Where that was not done in time the last time."""
+        """Partitions in which the last such count took too long, or failed."""
 
     def forget(self, queue_id: str) -> None:
-        """The queue is gone."""
+        """Forget a queue that was deleted."""
         self._late = {partition for partition in self._late if partition.queue_id != queue_id}
 
     async def close(self) -> None:
-        """Seal no more, and count no more."""
+        """Stop sealing and counting."""
         for task in self._counts.values():
             task.cancel()
         await asyncio.gather(*self._counts.values(), return_exceptions=True)
@@ -233,11 +236,12 @@ class RedisAppender:
         answers = collect_replies(results)
         try:
             return await self._certify_all(appends, answers)
-        except Refused as refused:  # the records are there, and whoever looks certifies them (P2)
+        except Refused as refused:  # the records are stored, and the poller certifies them (P2)
             raise Unknown(f"stored, and not certified: {refused.detail}") from refused
 
     async def _seal(self, appends: Sequence[Append], headers: Sequence[Header]) -> list[bytes]:
-        """The payloads as they are stored, sealed in a thread: a key may have to be waited for."""
+        """Return the payloads in their stored form. A thread seals them, because a key may have to
+        be waited for."""
         if self._sealer is PLAIN:
             return [append.payload for append in appends]
 
@@ -252,7 +256,7 @@ class RedisAppender:
     async def _append_one(
         self, append: Append, header: Header, args: list[Arg], lane: Lane | None
     ) -> AppendReply:
-        """A record's place.
+        """Append one record, and return its place.
 
         Raises:
             Refused: the store did not judge it, and remembers nothing of it.
@@ -265,22 +269,23 @@ class RedisAppender:
             except Refused as refused:
                 if refused.code.name != "storage_full":
                     raise
-                lane = None  # what was asked behind it is refused by now, and this stores nothing
+                lane = None  # acts after it in its lane are refused by now, and this stores nothing
         args = refuse_args(args, "storage_full")
         answer = await self._shard.act("append_refused", [key], args, level=level, lane=lane)
         return decode_reply(answer, header.count)
 
     async def _certify(self, partition: Partition, end: int) -> int:
-        """The certified end, where the copies of everything below `end` were counted."""
+        """Certify what lies below `end`, whose copies were counted. Returns the certified end."""
         key, number = queue_key(partition.queue_id), partition.number
         certified: int
         certified, _ = await self._shard.act("certify", [key], [number, end], level="local")
         return certified
 
     async def _certify_local(self, partition: Partition, end: int) -> int:
-        """Certify what is stored at the level `local` behind records of a higher one
-        whose copies nobody has counted. 0: that takes longer, for a replica may be away, and who
-        publishes here does not wait for it; it is told of as soon as they are certified."""
+        """Certify records at the level `local` that follow records of a higher one whose copies
+        were not counted yet. Returns 0 if that takes longer, because a replica may be away, and
+        such an append does not wait for it. The end is passed to `tell` as soon as it is
+        certified."""
         self._ends[partition] = end
         task = self._counts.get(partition)
         if task is None:
@@ -294,20 +299,21 @@ class RedisAppender:
         return task.result()
 
     async def _count(self, partition: Partition) -> int:
-        """The certified end, once it is that of all that was asked for; 0: it cannot be."""
+        """Return the certified end, once all requested ends were tried; 0: that failed."""
         key, certified, done = queue_key(partition.queue_id), 0, -1
         try:
             while done != (end := self._ends[partition]):
                 _, counted = await self._shard.act(
                     "certify", [key], [partition.number, 0], level="all"
                 )
-                # The primary that has answered the append may have had more than this one had then.
+                # The primary that answered the append may have had more than this one had when it
+                # counted.
                 certified = await self._certify(partition, min(end, counted))
                 self._tell(partition, certified)
                 done = end
             self._late.discard(partition)
             return certified
-        except TocsinError:  # the next append tries again, or who looks at the ends does
+        except TocsinError:  # the next append tries again, or the poller does
             self._late.add(partition)
             return 0
         finally:
@@ -316,7 +322,7 @@ class RedisAppender:
     async def _certify_all(
         self, appends: Sequence[Append], answers: Sequence[AppendReply]
     ) -> list[Appended]:
-        """The answers, once what they name may be given to anybody."""
+        """Return the answers, once the messages that they name may leave the storage."""
         ends: dict[Partition, int] = {}
         local: set[Partition] = set()
         for append, answer in zip(appends, answers, strict=True):

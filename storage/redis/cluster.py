@@ -1,10 +1,10 @@
-"""A Redis Cluster as a shard: each act goes to the primary that has its keys' slot.
+"""A Redis Cluster as a shard, in which each act goes to the primary that has its keys' slot.
 
-redis-py's own client of a Cluster is not used: it sends WAIT to any node, adds up what several
-answer, and sends an act again by itself. Here each primary is a `RedisShard` with its own held
+redis-py's own client of a Cluster is not used. It sends WAIT to any node, adds up the answers of
+several, and sends an act again by itself. Here each primary is a `RedisShard` with its own held
 connections, found by its slots. A failover does not move slots. When an operator has moved some,
-acts there are refused until the slots have been read again; a primary that is new must be
-provisioned first, and the gateways started again.
+acts there are refused until the slots have been read again. A new primary must be provisioned
+first, and the gateways started again.
 """
 
 import asyncio
@@ -30,12 +30,13 @@ from storage.redis.shard import LEVELS, Marks, RedisShard, Settings
 
 SLOTS: Final = 16384
 NODE_S: Final = 1.0
-"""How long one node may take to say what it knows, in seconds; all are asked at once."""
+"""Longest time for the answer of one node, in seconds. All are queried at once."""
 LEARNED_MAX: Final = 8
-"""How many nodes are asked beside those of the URL. Primaries come first: of a Cluster of up to
-fifteen they are a majority, as those are that a Cluster which is well has left."""
+"""Number of nodes that are queried beside those of the URL. Primaries come first. In a Cluster of
+up to fifteen they are a majority, as are the nodes that a healthy Cluster has left."""
 GONE: Final = frozenset(("fail", "handshake", "noaddr"))
-"""Flags of nodes that are not asked. One that is cut off itself calls others `fail?` at most."""
+"""Flags of nodes that are not queried. A node that is cut off itself calls others `fail?` at
+most."""
 NOWHERE: Final = -1
 _LOG: Final = logging.getLogger("storage.redis_cluster")
 
@@ -50,12 +51,12 @@ class SlotClaim(NamedTuple):
     """(first, last) slots."""
 
     def has(self, slot: int) -> bool:
-        """Whether the slot is among them."""
+        """Whether it claims the slot."""
         return any(first <= slot <= last for first, last in self.ranges)
 
 
 class NodeView(NamedTuple):
-    """The knowledge of one node."""
+    """The view that one node has of its Cluster."""
 
     claims: list[SlotClaim]
     members: list[Address]
@@ -71,7 +72,7 @@ def claims_of(nodes: bytes) -> list[SlotClaim]:
         words = line.split()
         if len(words) < 9 or "master" not in words[2].split(","):
             continue
-        # `[slot->-node]` stands for one that is being moved, and still is where it was
+        # `[slot->-node]` names a slot that is being moved, and still is where it was
         spans = [word.split("-") for word in words[8:] if not word.startswith("[")]
         ranges = tuple((int(span[0]), int(span[-1])) for span in spans)
         found.append(SlotClaim(int(words[6]), _place(words[1]), ranges))
@@ -85,10 +86,9 @@ def _place(word: str) -> Address:
 
 
 def members_of(nodes: bytes) -> list[Address]:
-    """Where CLUSTER NODES says that nodes are, primaries with slots first; without those that most
-    primaries hold for dead, that do not belong to it yet or have no address. None at all where it
-    knows of no slots: such a node was reset, or is of a Cluster yet to be made.
-    """
+    """Return the addresses of nodes in CLUSTER NODES, primaries with slots first. Nodes are left
+    out that most primaries consider dead, that do not belong to it yet, or that have no address. A
+    node that knows of no slots names none: it was reset, or its Cluster has yet to be made."""
     primaries: list[Address] = []
     others: list[Address] = []
     for line in nodes.decode().splitlines():
@@ -104,17 +104,17 @@ def members_of(nodes: bytes) -> list[Address]:
 def choose_learned(
     named: Sequence[Sequence[Address]], seeds: Sequence[Address]
 ) -> tuple[Address, ...]:
-    """Which nodes are asked beside the seeds: of those that each of some nodes has named the first
-    ones, in turns, for one of them may name what is there no more."""
+    """Return the nodes to query beside the seeds: the first ones that each of some nodes has named,
+    in turns, because one of them may name nodes that no longer exist."""
     turns = (place for row in zip_longest(*named) for place in row if place is not None)
     others = (place for place in dict.fromkeys(turns) if place not in seeds)
     return tuple(islice(others, LEARNED_MAX))
 
 
 class ClusterNodes:
-    """The nodes that are asked about a Cluster: all nodes of the URL, and some of those that were
-    named when one of them was asked last. A Cluster that moves to other hosts, one after the other,
-    is not lost by a gateway that runs."""
+    """The nodes that are queried about a Cluster: all nodes of the URL, and some of those that were
+    named by the last ones queried. So a gateway that runs does not lose a Cluster that moves to
+    other hosts, one after the other."""
 
     def __init__(self, seeds: Sequence[Address], reach: Reach) -> None:
         self._seeds = tuple(dict.fromkeys(seeds))
@@ -122,7 +122,7 @@ class ClusterNodes:
         self._learned: tuple[Address, ...] = ()
 
     async def claims(self) -> list[SlotClaim]:
-        """The claims that are known to those that answer. Raises Refused: none does."""
+        """Return the claims known to the nodes that answer. Raises Refused if none does."""
         asked = (*self._seeds, *self._learned)
         answers = await asyncio.gather(*(_ask_node(node, self._reach) for node in asked))
         views = [answer for answer in answers if isinstance(answer, NodeView)]
@@ -136,17 +136,17 @@ class ClusterNodes:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPrimary:
-    """A primary's slots, and how it is spoken to, whoever is primary."""
+    """Slots of a primary, and the settings by which it is reached, whichever server is primary."""
 
     ranges: tuple[tuple[int, int], ...]
     settings: Settings
     nodes: ClusterNodes = field(default_factory=lambda: ClusterNodes((), Reach()))
-    """The nodes that are asked about its Cluster; none: it is of none."""
+    """The nodes that are queried about its Cluster; none: it belongs to no Cluster."""
 
 
 def primary_of(slot: int, nodes: ClusterNodes) -> Find:
-    """The primary that has this slot: of all that are said to, the one with the highest
-    configuration epoch. A node that was cut off still names the one of before."""
+    """Return a look-up of the primary that has this slot: of all that claim it, the one with the
+    highest configuration epoch. A node that was cut off still names the earlier primary."""
 
     async def find() -> Address:
         claims = [claim for claim in await nodes.claims() if claim.has(slot)]
@@ -158,10 +158,11 @@ def primary_of(slot: int, nodes: ClusterNodes) -> Find:
 
 
 async def parts_of(seeds: Sequence[Address], like: Settings) -> list[ClusterPrimary]:
-    """The primaries of the Cluster that these nodes belong to, each with a key of its own in its
-    slots, in the slots' order. `like`: how they are spoken to, but for `find` and `key`.
+    """Return the primaries of the Cluster that these nodes belong to, in the slots' order, each
+    with a key of its own in its slots. `like`: the settings by which they are reached, except
+    `find` and `key`.
 
-    Raises Refused: no node answers.
+    Raises Refused if no node answers.
     """
     nodes = ClusterNodes(seeds, like.reach)
     newest: dict[tuple[tuple[int, int], ...], SlotClaim] = {}
@@ -199,9 +200,9 @@ class ClusterShard:
         *,
         on_fatal: Callable[[str], None] | None = None,
     ) -> "ClusterShard":
-        """All primaries, each of them checked as `RedisShard.open` does; `touches` as `touches`
-        gave them; `on_fatal` as there, once for each that is not the store any more. Raises what
-        that raises: a Cluster that lacks one of them is not opened."""
+        """Open all primaries, each of them checked like in `RedisShard.open`. `touches`: from the
+        property of this name. `on_fatal` is called once for each that is not the store any more.
+        Raises the errors of `RedisShard.open`: a Cluster that lacks a primary is not opened."""
         shards: list[RedisShard] = []
         try:
             for part in parts:
@@ -239,7 +240,7 @@ class ClusterShard:
         return min(shard.copies(level) for shard in self._shards)
 
     def lane(self, key: str, level: Durability) -> Lane:
-        """The lane of a level at the key's primary: each primary has its own."""
+        """Return the lane of a level at the key's primary; each primary has its own."""
         number = self._at[key_slot(key.encode())]
         if number == NOWHERE:
             return Lane(NOWHERE, 0)
@@ -255,7 +256,7 @@ class ClusterShard:
         level: Durability,
         lane: Lane | None = None,
     ) -> Any:
-        """All `keys`, at least one, have one slot."""
+        """Execute an act. All `keys`, at least one, have one slot."""
         if lane not in (None, self.lane(keys[0], level)):
             raise unavailable(BEHIND)
         try:
@@ -267,7 +268,7 @@ class ClusterShard:
             raise
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        """All `keys`, at least one, have one slot."""
+        """Look at a primary. All `keys`, at least one, have one slot."""
         try:
             return await self._of(keys).look(function, keys, args)
         except SlotMoved:
@@ -275,8 +276,8 @@ class ClusterShard:
             raise
 
     def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
-        """Listen at one node. The nodes pass on to each other what is published, so one
-        connection hears all of it."""
+        """Listen at one node. The nodes pass on to each other what is published, so one connection
+        receives all of it."""
         self._shards[0].on_message(channel_prefix, heard)
 
     async def wait_subscribed(self) -> None:
@@ -299,7 +300,7 @@ class ClusterShard:
         return self._shards[number]
 
     def _read_again(self) -> None:
-        """Some slots are elsewhere: find out which, unless that is being done."""
+        """Read the slots again, because some are elsewhere, unless that is being done."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read_slots(), name="cluster slots")
 
@@ -322,7 +323,7 @@ class ClusterShard:
 
 
 async def _ask_node(node: Address, reach: Reach) -> NodeView | str:
-    """Ask a node what it knows; returns a sentence when it does not say."""
+    """Query a node for its view; returns a sentence if it gives none."""
     try:
         async with asyncio.timeout(NODE_S):
             link = await reach.link(node)

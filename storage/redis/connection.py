@@ -1,8 +1,8 @@
-"""Connections to servers of Redis or Valkey: bytes out, replies in, never two askers mixed up.
+"""Connections to servers of Redis or Valkey: bytes out, replies in, never two callers mixed up.
 
 redis-py opens a connection (names, TLS, AUTH) and parses; nothing else of redis-py is used. Its
-clients take any pooled connection for a WAIT and send a command again by themselves, and its
-connections come back silently when they are broken: each of these makes a receipt out of nothing.
+clients take any pooled connection for a WAIT and send a command again by themselves. Its
+connections come back silently when they are broken. Each of these makes a receipt out of nothing.
 
     Connection       one connection, closed for good once anything about it has failed
     ReadPool         the connections for looks at a shard, which change nothing
@@ -33,7 +33,7 @@ BACKOFF_MAX_S: Final = 2.0
 
 
 class Address(NamedTuple):
-    """Where a server listens."""
+    """The place where a server listens."""
 
     host: str
     port: int
@@ -44,8 +44,9 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How servers are reached. `ca_file`: the certificates that vouch for them, as PEM; with it,
-    TLS is spoken and names are checked. `connect_s`: seconds for a connection to stand."""
+    """Parameters by which servers are reached. `ca_file`: the certificates that vouch for them, as
+    PEM; with it, TLS is spoken and names are checked. `connect_s`: seconds in which a connection
+    has to be made."""
 
     username: str | None = None
     password: str | None = None
@@ -55,7 +56,7 @@ class Reach:
     connect_s: float = 2.0
 
     async def link(self, address: Address) -> "Connection":
-        """A connection of its own. Raises RedisError, OSError or TimeoutError: there is none."""
+        """Make a connection. Raises RedisError, OSError or TimeoutError if none could be made."""
         host, port = address
         connection: aioredis.Connection
         if self.ca_file is None:
@@ -87,42 +88,44 @@ class Reach:
 
 
 def pack(*words: Arg) -> bytes:
-    """A command as it is sent."""
+    """Return a command in the form that is sent."""
     done: bytes = pack_command(words)  # type: ignore[arg-type]  # its stub names one word only
     return done
 
 
 class Connection:
-    """A connection that stands. Once anything about it has failed it is closed and stays so: a late
-    reply must never be taken for another's (CVE-2023-28858)."""
+    """An established connection. Once anything about it has failed it is closed and stays so,
+    because a late reply must never be taken for another's (CVE-2023-28858)."""
 
     def __init__(self, connection: aioredis.Connection, address: Address) -> None:
         self._connection = connection
         self.address = address
         self.replicas = 0
-        """How many replicas could be elected, as the shard said when the link was made."""
+        """Number of replicas that could be elected, according to the shard when the link was
+        made."""
         self.out: frozenset[str] = frozenset()
-        """Which are not counted among them, as the shard said then."""
+        """Replicas that are not counted among them, according to the shard then."""
         self.unready = 0
-        """How many of them confirm what they do not have on their disks yet."""
+        """Number of replicas that confirm writes that they do not have on their disks yet."""
         self.syncs = ""
-        """The primary's count of whole syncs when the replicas were asked for that."""
+        """The primary's count of whole syncs when the replicas were last queried about that."""
         self._is_closed = False
 
     @property
     def is_open(self) -> bool:
-        """Whether it still stands, as far as this side can know. One whose server has ended it
-        meanwhile does not, and nothing of what would be sent over it could have happened."""
+        """Whether it is still open, as far as this side can know. If its server has closed it
+        meanwhile, it is not, and nothing that would be sent over it could have happened."""
         if self._is_closed:
             return False
-        reader = self._connection._reader  # of redis-py, which asks it nothing between replies
+        reader = self._connection._reader  # of redis-py, which does not check it between replies
         return reader is not None and not reader.at_eof() and reader.exception() is None
 
     async def ask(self, commands: Sequence[bytes], timeout_s: float) -> list[Any]:
-        """Send them in one go; their replies in order, errors of Redis as values among them.
+        """Send commands in one go, and return their replies in order, errors of Redis as values
+        among them.
 
-        Raises RedisError, OSError or TimeoutError: the connection is closed, and nobody knows what
-        has happened. One caller at a time.
+        Raises RedisError, OSError or TimeoutError. The connection is closed then, and the outcome
+        is unknown. One caller at a time.
         """
         if not self.is_open:
             raise Broken("the connection is closed")
@@ -135,14 +138,14 @@ class Connection:
             raise
 
     async def send(self, command: bytes) -> None:
-        """For a connection that listens. Raises as `ask` does."""
+        """Send a command on a connection that listens. Raises the errors of `ask`."""
         if not self.is_open:
             raise Broken("the connection is closed")
         await self._connection.send_packed_command([command], check_health=False)
 
     async def receive(self) -> Any:
-        """The next reply, whenever it comes. An error of Redis is a value, that of a connection is
-        raised."""
+        """Return the next reply, whenever it comes. An error of Redis is a value, that of a
+        connection is raised."""
         try:
             return await self._connection.read_response(
                 disable_decoding=True, disconnect_on_error=False
@@ -151,20 +154,20 @@ class Connection:
             return error.with_traceback(None)
 
     async def close(self) -> None:
-        """Let go of the socket at once, without a word."""
+        """Close the socket at once, without a word."""
         self._is_closed = True
         await self._connection.disconnect(nowait=True)
 
 
 LINKS: Final = 8
-"""Connections for looks; who finds all of them taken waits."""
+"""Number of connections for looks. Callers that find all of them taken wait."""
 QUIET_S: Final = 10.0
-"""After so long without a message the subscriber asks whether its connection still stands."""
+"""Silence after which the subscriber checks whether its connection is still open."""
 Connect = Callable[[], Awaitable[Connection]]
 
 
 class ReadPool:
-    """A pool. `connect` makes a checked link or raises Refused."""
+    """Pool of connections for looks. `connect` makes a checked link or raises Refused."""
 
     def __init__(self, connect: Connect, silence_s: float) -> None:
         self._connect = connect
@@ -172,19 +175,19 @@ class ReadPool:
         self._slots = asyncio.Semaphore(LINKS)
         self._idle: list[Connection] = []
         self._moves = 0
-        """How often the primary has been found elsewhere."""
+        """Number of times that the primary has been found elsewhere."""
         self._closed = False
 
     async def look(self, command: bytes) -> Any:
-        """Ask on a connection of its own. An idle connection that turns out to be broken is
-        replaced once: a look changes nothing, so it may be asked twice."""
+        """Send a command on a connection of its own. An idle connection that turns out to be broken
+        is replaced once: a look changes nothing, so it may be sent twice."""
         async with self._slots:
             while True:
                 if self._closed:
                     raise unavailable("the storage is closed")
                 was_idle, moves = bool(self._idle), self._moves
                 link = self._idle.pop() if self._idle else await self._connect()
-                if not link.is_open:  # its server has ended it: that is no attempt
+                if not link.is_open:  # its server has closed it, so that was no attempt
                     await link.close()
                     continue
                 try:
@@ -206,41 +209,43 @@ class ReadPool:
             return reply
 
     async def renew(self) -> None:
-        """The primary is elsewhere: let go of what is idle, and of the rest when it is done."""
+        """Close idle connections, and the others when they are done, because the primary is
+        elsewhere."""
         self._moves += 1
         while self._idle:
             await self._idle.pop().close()
 
     async def close(self) -> None:
-        """Let go of all of them, too."""
+        """Close all of them, too."""
         self._closed = True
         await self.renew()
 
 
 def _look_error(reply: RedisError) -> TocsinError:
-    """The error of a look; never Unknown, because a look changes nothing."""
+    """Return the error of a look. It is never Unknown, because a look changes nothing."""
     return refusal(reply) or unavailable(str(reply))
 
 
 class Subscriber:
-    """Hears messages of the channels with one prefix, connecting again for as long as it lives."""
+    """Receiver of messages on the channels with one prefix, which connects again for as long as it
+    lives."""
 
     def __init__(self, connect: Connect, prefix: str, heard: OnMessage) -> None:
         self._connect = connect
         self._pattern = pattern_of(prefix)
         self._on_message = heard
         self.is_subscribed = asyncio.Event()
-        """Set while the subscription stands: what is published now is heard."""
+        """Set while the subscription is active. Messages published now are received."""
         self._link: Connection | None = None
         self._task = asyncio.create_task(self._run(), name="shard messages")
 
     async def renew(self) -> None:
-        """The primary is elsewhere: hear what is published there."""
+        """Subscribe anew, because the primary is elsewhere."""
         if self._link is not None:
             await self._link.close()
 
     async def close(self) -> None:
-        """Hear no more."""
+        """Receive no more."""
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -287,12 +292,12 @@ class Subscriber:
 
 
 def pattern_of(prefix: str) -> str:
-    """The glob that matches what begins with `prefix`, whatever stands in it."""
+    """Return the glob that matches names that begin with `prefix`, whatever characters it has."""
     return "".join(f"\\{letter}" if letter in "*?[]^\\" else letter for letter in prefix) + "*"
 
 
 REPLY_S: Final = 1.0
-"""How long a server may take to be reached, in seconds, and as long again to answer."""
+"""Longest time in which a server is reached, in seconds, and again the longest for its answer."""
 
 
 def address_of(place: str) -> Address:
@@ -302,7 +307,7 @@ def address_of(place: str) -> Address:
 
 
 class ConnectionCache:
-    """A connection to each server, made when it is needed. One caller for each at a time."""
+    """A connection to each server, made when it is needed. One caller at a time for each."""
 
     def __init__(self, reach: Reach, *, reply_s: float = REPLY_S) -> None:
         self._reach = replace(reach, connect_s=reply_s)
@@ -310,9 +315,9 @@ class ConnectionCache:
         self._links: dict[str, Connection] = {}
 
     async def ask(self, place: str, commands: Sequence[bytes]) -> list[Any]:
-        """The replies, errors of Redis among them.
+        """Return the replies, errors of Redis among them.
 
-        Raises RedisError, OSError: nobody knows what has happened.
+        Raises RedisError or OSError if the outcome is unknown.
         """
         link = self._links.get(place)
         if link is not None and not link.is_open:
@@ -322,7 +327,7 @@ class ConnectionCache:
         return await link.ask(commands, self._reply_s)
 
     async def try_ask(self, place: str, commands: Sequence[bytes]) -> list[Any] | str:
-        """The replies, none of which is an error; or a sentence why there are none."""
+        """Return the replies, none of which is an error, or a sentence why there are none."""
         try:
             replies = await self.ask(place, commands)
         except (RedisError, OSError) as error:
@@ -333,7 +338,7 @@ class ConnectionCache:
         return replies
 
     async def close(self) -> None:
-        """Let go of all."""
+        """Close all of them."""
         links, self._links = list(self._links.values()), {}
         for link in links:
             await link.close()

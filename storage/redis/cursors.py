@@ -1,10 +1,10 @@
-"""Cursors on Redis: the rules decide at the owner, and one act writes what changed.
+"""Cursors on Redis. The rules decide at the owner, and one act writes the changes.
 
 `storage/rules/cursor.py` is applied where the owner is. The act is fenced by epoch, token and the
 version that it was decided on. A cursor that was read or written here is cached, so that a write
-costs one act. Whatever leaves its state in doubt (an answer that did not come, another's write)
-throws it away, and the next write reads it again: asking again is safe, because writes are absolute
-(R29).
+costs one act. Anything that leaves its state in doubt (an answer that did not come, another's
+write) discards it, and the next write reads it again. Repeating a write is safe, because writes are
+absolute (R29).
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from storage.redis.port import Arg, Shard
 from storage.rules.cursor import Change, GroupCursor, check_write
 
 CACHED_MAX: Final = 4096
-"""Cursors that are cached at a time; those not used longest leave."""
+"""Cursors that are cached at a time. The least recently used ones leave."""
 _TRIES_MAX: Final = 8
-"""How often a write is decided again because somebody else's came between."""
+"""Number of times that a write is decided again because another one came between."""
 
 
 @dataclass(slots=True)
@@ -45,14 +45,14 @@ class _CachedCursor:
 
 @dataclass(slots=True)
 class _WriteLock:
-    """Writes to one place, one after the other."""
+    """Lock that lets one write to a place follow the other."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
 
 
 class RedisCursors:
-    """Cursors of one shard. `level`: how many copies a write waits for."""
+    """Cursors of one shard. `level`: the level whose copies a write waits for."""
 
     def __init__(self, shard: Shard, *, level: Durability) -> None:
         self._shard = shard
@@ -93,7 +93,8 @@ class RedisCursors:
     async def load(
         self, place: CursorPlace, ranges: Iterable[Range] = ()
     ) -> "tuple[GroupCursor, dict[int, int]] | None":
-        """The cursor as it is stored, and what stands aside in these ranges; None: unknown."""
+        """Return the cursor as it is stored, and offset → key hash of those aside in these ranges.
+        None: unknown."""
         found = await self._read(place, ranges)
         if found is None:
             return None
@@ -147,8 +148,8 @@ class RedisCursors:
                     self._locks.pop(place, None)
 
     async def _check(self, writes: Sequence[CursorWrite], places: list[CursorPlace]) -> None:
-        """Raises Refused: one of them names what is not certified. Places that are not cached, or
-        have grown since, are read."""
+        """Read places that are not cached, or have grown since. Raises Refused if a write names
+        offsets that are not certified."""
         for place in places:
             mine = [write for write in writes if write.place == place]
             cached = self._cache.get(place)
@@ -188,7 +189,7 @@ class RedisCursors:
     async def _send(
         self, write: CursorWrite, cached: _CachedCursor, aside: dict[int, int]
     ) -> Written | None:
-        """Send a write; returns its outcome, None: the cursor was changed meanwhile, and nothing
+        """Send a write, and return its outcome. None: the cursor was changed meanwhile, and nothing
         happened."""
 
         def find(first: int, last: int) -> list[tuple[int, int]]:
@@ -279,7 +280,7 @@ def _flat(ranges: Iterable[Range]) -> list[Arg]:
 
 
 def _highest(write: CursorWrite) -> int:
-    """The highest offset that a write names; -1: none."""
+    """Return the highest offset that a write names; -1: none."""
     offsets = [last for _, last in write.settled]
     offsets += [retry.offset for retry in write.retries]
     offsets += [one.last for one in write.dead]
@@ -289,7 +290,7 @@ def _highest(write: CursorWrite) -> int:
 
 
 def _decode_ranges(text: bytes) -> RangeSet:
-    """`first-last,first-last`, in order."""
+    """Decode `first-last,first-last`, in order."""
     passed = RangeSet()
     for pair in text.split(b",") if text else ():
         first, _, last = pair.partition(b"-")
@@ -298,7 +299,7 @@ def _decode_ranges(text: bytes) -> RangeSet:
 
 
 def _encode_ranges(ranges: RangeSet) -> str:
-    """The inverse of `_decode_ranges`."""
+    """Encode ranges; the inverse of `_decode_ranges`."""
     return ",".join(f"{first}-{last}" for first, last in ranges)
 
 
@@ -309,8 +310,8 @@ def _decode_retry(offset: int, row: bytes) -> Retry:
 
 
 def _encode_retry(retry: Retry) -> bytes:
-    """The inverse of `_decode_retry`: attempts, when it is due, and if there is more to say,
-    whether it was rejected, and the reason."""
+    """Encode a retry; the inverse of `_decode_retry`. The text has attempts and due time, and if
+    there is more, whether it was rejected, and the reason."""
     row = b"%d:%d" % (retry.attempts, retry.due_unix_ms)
     if retry.nack is None and not retry.rejected:
         return row
@@ -365,7 +366,8 @@ def _decode_cursor(answer: Sequence[Any]) -> _CachedCursor:
 
 
 def _write_args(write: CursorWrite, cached: _CachedCursor, change: Change) -> list[Arg]:
-    """The arguments of `write_cursor`: what the cursor is now, and what changed beside."""
+    """Return the arguments of `write_cursor`: the cursor as it is now, and the changes beside
+    it."""
     cursor = cached.cursor
     keys = {*change.aside.values(), *change.aside_gone.values()}
     retries = {retry.offset: retry for retry in change.retries}

@@ -1,7 +1,7 @@
 """Discovery of a shard's primary, and a watch over it between acts.
 
-The primary is at one address for good, or where Sentinels say. The watch looks again and again
-whether that server holds the store, which replicas follow it, and how much memory it has left: an
+The primary is at one address for good, or where Sentinels say. The watch checks again and again
+whether that server holds the store, which replicas follow it, and how much memory it has left. An
 idle gateway must know, too, when the store was emptied, and looks must not stay with a primary that
 was cut off and replaced.
 """
@@ -28,16 +28,17 @@ from storage.redis.replication import (
 )
 
 Find = Callable[[], Awaitable[Address]]
-"""Looks up the primary, anew at each call. Raises Refused(storage_unavailable)."""
+"""Look-up of the primary, anew at each call. Raises Refused(storage_unavailable)."""
 WORDS: Final = ("MASTER", "GET-MASTER-ADDR-BY-NAME")
-"""Commands to a Sentinel: the epoch and the address. MASTER still tells the address of before
-when the next primary has been promoted, and its epoch has been raised."""
+"""Commands to a Sentinel: the epoch and the address. MASTER still gives the earlier address when
+the next primary has been promoted, and its epoch has been raised."""
 SENTINEL_S: Final = 1.0
-"""How long one Sentinel may take, in seconds; all are asked at once."""
+"""Longest time for the answer of one Sentinel, in seconds. All are queried at once."""
 
 
 def fixed(address: Address) -> Find:
-    """The primary is here and nowhere else: nothing takes its place when it dies."""
+    """Return a look-up of a primary that never moves. No other server takes its place when it
+    dies."""
 
     async def find() -> Address:
         return address
@@ -46,10 +47,11 @@ def fixed(address: Address) -> Find:
 
 
 def by_sentinels(sentinels: Sequence[Address], name: str, reach: Reach) -> Find:
-    """The primary as the Sentinels know it under `name`; `reach`: how they are reached.
+    """Return a look-up of the primary that the Sentinels know under `name`. `reach`: how they are
+    reached.
 
-    All are asked. Of those that answer, the one with the highest configuration epoch is believed: a
-    Sentinel that was cut off still names the primary of before, and lower epochs.
+    All are queried. Of those that answer, the one with the highest configuration epoch is believed,
+    because a Sentinel that was cut off still names the earlier primary, and lower epochs.
     Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/
     """
 
@@ -67,8 +69,8 @@ def by_sentinels(sentinels: Sequence[Address], name: str, reach: Reach) -> Find:
 async def known_replicas(
     sentinels: Sequence[Address], name: str, reach: Reach
 ) -> dict[Address, int | str]:
-    """How many replicas of `name` each Sentinel knows, those included that it has not seen for
-    long: it may have any of them elected. Or a sentence why it does not say.
+    """Return how many replicas of `name` each Sentinel knows, or a sentence why it does not say.
+    Replicas that it has not seen for long are included, because it may have any of them elected.
 
     Source: https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/
     """
@@ -94,7 +96,7 @@ async def _ask(place: Address, commands: Sequence[bytes], reach: Reach) -> list[
 
 
 async def _ask_primary(place: Address, name: str, reach: Reach) -> tuple[int, Address] | str:
-    """(configuration epoch, the primary's address), or a sentence why there is none."""
+    """Return (configuration epoch, the primary's address), or a sentence why there is none."""
     try:
         commands = [pack("SENTINEL", word, name) for word in WORDS]
         return _decode_primary(*await _ask(place, commands, reach))
@@ -103,7 +105,8 @@ async def _ask_primary(place: Address, name: str, reach: Reach) -> tuple[int, Ad
 
 
 def _decode_primary(master: Any, named: Any) -> tuple[int, Address]:
-    """Decode the replies to WORDS. Raises what an error is, and ValueError for another form."""
+    """Decode the replies to WORDS. Raises an error that is among them, and ValueError for another
+    form."""
     if isinstance(named, RedisError):
         raise named
     facts = _facts(master)
@@ -115,7 +118,7 @@ def _decode_primary(master: Any, named: Any) -> tuple[int, Address]:
 
 
 def _facts(master: Any) -> dict[bytes, bytes]:
-    """A reply to SENTINEL MASTER as a mapping. Raises as `_decode_primary`."""
+    """Return a reply to SENTINEL MASTER as a mapping. Raises the errors of `_decode_primary`."""
     if isinstance(master, RedisError):
         raise master
     try:
@@ -132,12 +135,11 @@ _LOG: Final = logging.getLogger("storage.redis_watch")
 
 
 class Watch:
-    """`connect` finds the primary and checks it; `check` does so on a link that stands; both raise
-    Refused, and NotOurs where the store is not the store. `broken` is called once, with a sentence,
-    when that was so twice, `period_s` apart: once may be a primary of before whom a Sentinel, cut
-    off with it, still named. `used` is the packed FCALL that says now and then that these functions
-    are in use.
-    """
+    """Watch over a shard's primary. `connect` finds the primary and checks it; `check` does so on
+    an open link. Both raise Refused, and NotOurs if the server holds another store. `broken` is
+    called once, with a sentence, when that happened twice, `period_s` apart. Once may be an earlier
+    primary that a Sentinel, cut off with it, still named. `used` is the packed FCALL that says now
+    and then that these functions are in use."""
 
     def __init__(
         self,
@@ -161,16 +163,16 @@ class Watch:
         self._used = used
         self._used_at: float | None = None
         self.answers = True
-        """Whether the primary was there, and the store, when it was looked at last."""
+        """Whether the primary was there, with the store, at the last look."""
         self.waits_for = ""
-        """Why the level `all` is not met, as seen last; "": it is."""
+        """The reason why the level `all` is not met, at the last look; "": it is."""
         self.seen = ""
-        """The primary, its replicas and its memory, as seen last: for people."""
+        """The primary, its replicas and its memory at the last look, for people."""
         self._link: Connection | None = None
         self._task = asyncio.create_task(self._run(), name="shard watch")
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -189,9 +191,9 @@ class Watch:
                         self._broken(error.detail)
                         return
                     refused = True
-                except Refused:  # it is not there: acts and looks say so themselves
+                except Refused:  # the server is away; acts and looks say so themselves
                     self.answers = False
-                except Exception:  # whatever a server may say, who watches goes on
+                except Exception:  # whatever a server may say, the watch goes on
                     _LOG.exception("the store could not be watched")
                 await asyncio.sleep(self._period_s)
         finally:

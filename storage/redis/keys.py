@@ -1,4 +1,4 @@
-"""The names of what the storage keeps in Redis or Valkey, in one place.
+"""The names of the keys that the storage has in Redis or Valkey, in one place.
 
     {q}:queue          partitions, messages, bytes, acts: of all of them together
     {q}:groups         the groups that have cursors
@@ -12,11 +12,11 @@
     {q}:ex:<n>         what trimming has examined; {q}:ea:<n> offsets that it looks at again
     {q}:c:<n>:<g>      a cursor: version, epoch, token, assignment, floor, passed
     {q}:cr|cn|cp:…     its retries, the lengths of its side lines, its parked keys
-    {q}:ca|ck:…        what stands aside, by offset and by key
+    {q}:ca|ck:…        the offsets aside, by offset and by key
     {q}:in:<n>:<g>     an inbox, id -> letter; {q}:ia:… id -> verdicts, {q}:iq:… those ids in order
     {q}:inbox          where letters wait: <n>:<g>
 
-All keys of a queue have one hash tag, and so one slot: what the functions do is atomic. The other
+All keys of a queue have one hash tag, and so one slot, so that the functions are atomic. The other
 names are made in the functions (redis/begin.lua), which are given the first one.
 """
 
@@ -25,20 +25,22 @@ from typing import Final
 from push.places import CursorPlace, Partition
 
 CERTIFIED_CHANNELS: Final = "tocsin:certified:"
-"""Messages there: a certified end, in decimal."""
+"""Prefix of channels, followed by the partition. Their messages are certified ends, in decimal."""
 LETTER_CHANNELS: Final = "tocsin:letters:"
-"""Behind it the place; messages there: the id of a letter that came."""
+"""Prefix of channels, followed by the place. Their messages are the ids of letters that came."""
 ANSWER_CHANNELS: Final = "tocsin:answers:"
-"""Behind it the name of who asked; messages there: the id of a letter that was answered."""
+"""Prefix of channels, followed by the name of the asking gateway. Their messages are the ids of
+letters that were answered."""
 
 
 def queue_key(queue_id: str) -> str:
-    """The key that a queue's functions are given."""
+    """Return the key that a queue's functions are given."""
     return f"{{{queue_id}}}:queue"
 
 
 def partition_of(channel: bytes) -> Partition | None:
-    """Whose certified end is told there; None: it is none of these channels."""
+    """Return the partition whose certified ends a channel carries; None: it is none of these
+    channels."""
     name = channel.decode("utf-8", "replace")
     queue, _, number = name.removeprefix(CERTIFIED_CHANNELS).rpartition(":")
     if not queue.startswith("{") or not queue.endswith("}") or not number.isdecimal():
@@ -47,7 +49,7 @@ def partition_of(channel: bytes) -> Partition | None:
 
 
 def place_of(channel: bytes) -> CursorPlace | None:
-    """Where a letter came; None: it is none of these channels."""
+    """Return the place whose letters a channel announces; None: it is none of these channels."""
     name = channel.decode("utf-8", "replace").removeprefix(LETTER_CHANNELS)
     queue, closed, place = name.partition("}:")
     number, _, group = place.partition(":")

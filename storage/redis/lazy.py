@@ -1,7 +1,7 @@
-"""A shard that is opened once it answers, for a gateway that starts while others are there.
+"""A shard that is opened once it answers, for a gateway that starts while others run.
 
 Until then it refuses everything at once. Later, too, looks at a shard that does not answer are
-refused at once for a moment, so that nobody who has work elsewhere waits for it.
+refused at once for a moment, so that callers with work elsewhere do not wait for it.
 """
 
 import asyncio
@@ -22,27 +22,27 @@ from storage.redis.port import Arg, OnMessage, Shard, ShardHealth
 AGAIN_BASE_S: Final = 0.5
 AGAIN_MAX_S: Final = 5.0
 NOT_OPEN: Final = -2
-"""The number of its lanes until then; none of a shard's."""
+"""The number of its lane until it is opened. No shard has it."""
 TRIAL_S: Final = 10.0
-"""A look takes no longer: it finds the primary, connects and waits for a reply."""
+"""Longest time for a look, in which it finds the primary, connects and waits for a reply."""
 _LOG: Final = logging.getLogger("storage.redis_later")
 
 
 class ReadyShard(Shard, Protocol):
-    """A shard that stands, and what its gateway remembers of it."""
+    """A shard that is open, and the knowledge that its gateway has of it."""
 
     @property
     def answers(self) -> bool:
         """Whether it did, within the last seconds."""
 
     async def wait_subscribed(self) -> None:
-        """Wait until every subscription stands."""
+        """Wait until every subscription is active."""
 
 
 class LazyShard:
-    """`storage.redis.port.Shard` that is opened later. `name`: the storage cluster's, for people;
-    `begin` opens it and raises TocsinError where it cannot be opened now; None: it never can, and
-    `why` is what everybody is told."""
+    """`storage.redis.port.Shard` that is opened later. `name`: the storage cluster's, for people.
+    `begin` opens it, and raises TocsinError if it cannot be opened now. None: it never can, and
+    `why` is the reason given to callers."""
 
     def __init__(
         self, name: str, begin: Callable[[], Awaitable[ReadyShard]] | None, why: str = ""
@@ -53,7 +53,7 @@ class LazyShard:
         self._shard: ReadyShard | None = None
         self._heard: list[tuple[str, OnMessage]] = []
         self.is_open = asyncio.Event()
-        """Set once it was opened, for good."""
+        """Event that is set once it was opened, for good."""
         self._breaker = Breaker(
             failures_max=limits.BREAKER_FAILURES, open_s=limits.BREAKER_OPEN_S, trial_s=TRIAL_S
         )
@@ -90,7 +90,7 @@ class LazyShard:
 
     @property
     def answers(self) -> bool:
-        """Whether it did, within the last seconds; nobody is asked."""
+        """Whether it did, within the last seconds. No server is queried."""
         return self._shard is not None and self._shard.answers
 
     def _open(self) -> ReadyShard:
@@ -102,7 +102,8 @@ class LazyShard:
         return self._shard.copies(level) if self._shard is not None else 1
 
     def lane(self, key: str, level: Durability) -> Lane:
-        """Execute an act; one that was decided before it was opened is refused then."""
+        """Return the lane of a level. Until it is opened that is NOT_OPEN, so that acts decided
+        before are refused afterwards."""
         if self._shard is None:
             return Lane(NOT_OPEN, 0)
         return self._shard.lane(key, level)
@@ -140,7 +141,8 @@ class LazyShard:
             self._shard.on_message(channel_prefix, heard)
 
     async def wait_subscribed(self) -> None:
-        """Wait until every subscription stands; not for a shard that is away."""
+        """Wait until every subscription is active. A shard that is not open yet is not waited
+        for."""
         if self._shard is not None:
             await self._shard.wait_subscribed()
 

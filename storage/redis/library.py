@@ -1,4 +1,5 @@
-"""The library of Redis Functions: one fragment of Lua per act, joined and named by its content."""
+"""The library of Redis Functions, which joins one fragment of Lua per act, and is named by its
+content."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -35,25 +36,25 @@ NUMBERS = {
     "RECORD_MEMORY_BYTES": RECORD_MEMORY_BYTES,
     "REFUSED_MAX": REFUSED_MAX,
 }
-"""Constants that the rules share on both sides: locals of every fragment."""
+"""Constants that the rules share on both sides, as locals of every fragment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
     """The argument of FUNCTION LOAD. `name` holds a digest of the text, and so does each function's
-    name: two versions of the broker can share a store."""
+    name, so that two versions of the broker can share a store."""
 
     name: str
     code: str
 
     def function(self, act: str) -> str:
-        """The name that FCALL is given for this act."""
+        """Return the name that FCALL is given for this act."""
         return f"{self.name}_{act}"
 
 
 @cache
 def library() -> Library:
-    """The fragments in `lua/`, `begin.lua` first, the others by their names.
+    """Return the library of the fragments in `lua/`, `begin.lua` first, the others by their names.
 
     Source: https://redis.io/docs/latest/develop/programmability/functions-intro/
     """
@@ -66,8 +67,9 @@ def library() -> Library:
 
 
 def joined(begin: str, *others: str) -> Library:
-    """The library of these fragments; VERSION in them becomes a digest of all of them. Locals of a
-    fragment are its own, those of `begin` everybody's: Lua allows 200 of them in one chunk."""
+    """Return the library of these fragments. VERSION in them becomes a digest of all of them.
+    Locals of a fragment are its own, those of `begin` are shared: Lua allows 200 of them in one
+    chunk."""
     numbers = [f"local {name} = {value}" for name, value in NUMBERS.items()]
     body = "\n".join([*numbers, begin, *(f"do\n{fragment}\nend" for fragment in others)])
     version = sha256(body.encode()).hexdigest()[:12]

@@ -1,8 +1,8 @@
-"""The held connection of one level: acts in groups, each group ended by one WAIT.
+"""The held connection of one level, with acts in groups that each end with one WAIT.
 
-What is asked for while a group is out gathers and goes together as the next one; no timer. A group
-is `FCALL …, FCALL …, touch, WAIT, INFO`, sent in one go. Its answers are given out when
-WAIT has counted what the level asks for. Otherwise they are Unknown and the connection is closed.
+Acts that are requested while a group is under way are the next group; there is no timer. A group is
+`FCALL …, FCALL …, touch, WAIT, INFO`, sent in one go. Its answers are given out when WAIT has
+counted the copies that the level requires. Otherwise they are Unknown and the connection is closed.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ from storage.redis.replication import copies_needed, doubt_of, fields, out_of
 
 GROUP_ACTS: Final = 1000
 GROUP_BYTES: Final = 8 << 20
-"""A group takes no more than this, but at least one act."""
+"""Most bytes of a group, which has at least one act."""
 REPLICAS: Final = pack("INFO", "replication", "stats")
 BEHIND: Final = "what was asked before it may not have happened"
 
 
 @dataclass(slots=True)
 class PipelinedCall:
-    """A packed FCALL, and whose answer it is."""
+    """A packed FCALL, and the future of its answer."""
 
     command: bytes
     answer: asyncio.Future[Any]
     order: str
-    """Acts of the same one are not to happen where one before them was refused; "": of none."""
+    """Acts of the same order do not happen if one before them was refused; "": of no order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class PipelineTerms:
 
     touch: bytes
     wait_s: float
-    """How long WAIT waits for copies. Longer: Unknown."""
+    """Seconds that WAIT waits for copies. If it takes longer, the outcome is Unknown."""
     silence_s: float
-    """How long a reply may take beyond that."""
+    """Seconds that a reply may take beyond that."""
 
 
 class ReplicatedPipeline:
-    """The acts of one level. `connect` makes a link to the primary, checked; it raises Refused.
-    `confirmed` is told of each group that has the copies that its level asks for, before anybody is
-    answered: the number of touches, and how many replicas could be elected; each one that has not
-    is one of the `doubts` by then."""
+    """The acts of one level. `connect` makes a checked link to the primary, or raises Refused.
+    `confirmed` is called for each group that has the copies that its level requires, before any
+    answer is given out, with the number of touches, and the number of replicas that could be
+    elected. Each group that lacks them is one of the `doubts` by then."""
 
     def __init__(
         self,
@@ -71,7 +71,8 @@ class ReplicatedPipeline:
         self.doubts = 0
         """Groups that have failed, or had an act with an order that Redis did not begin."""
         self.took_s = Histogram()
-        """From sending each group to its last reply, that of WAIT among them, or to giving up."""
+        """Time from sending each group to its last reply, that of WAIT included, or to giving
+        up."""
         self._queue: deque[PipelinedCall] = deque()
         self._not_empty = asyncio.Event()
         self._closing = False
@@ -83,7 +84,7 @@ class ReplicatedPipeline:
         self._task = asyncio.create_task(self._run(), name=f"shard {level}")
 
     async def act(self, command: bytes, order: str) -> Any:
-        """Execute an act. `command` is a packed FCALL, `order` as in `PipelinedCall`."""
+        """Execute an act. `command` is a packed FCALL; `order` is described in `PipelinedCall`."""
         if self._closing:
             raise unavailable("the storage is closed")
         asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -92,7 +93,7 @@ class ReplicatedPipeline:
         return await asked
 
     def renew(self) -> None:
-        """The primary is elsewhere: connect anew before the next group."""
+        """Connect anew before the next group, because the primary is elsewhere."""
         self._is_stale = True
 
     async def close(self) -> None:
@@ -108,7 +109,7 @@ class ReplicatedPipeline:
                 group = self._take_group()
                 try:
                     await self._commit(group)
-                except Exception as error:  # whatever it is, nobody waits for ever
+                except Exception as error:  # whatever it is, no caller waits for ever
                     self.doubts += 1
                     await self._disconnect()
                     for act in group:
@@ -131,7 +132,7 @@ class ReplicatedPipeline:
             if group and (size > GROUP_BYTES or act.order in orders):
                 break
             self._queue.popleft()
-            if not act.answer.done():  # nobody waits for it any more, and it has not been sent
+            if not act.answer.done():  # its caller waits no more, and it has not been sent
                 group.append(act)
                 orders |= {act.order} - {""}
         return group
@@ -180,7 +181,8 @@ class ReplicatedPipeline:
 
     # enforces: P1, R28
     def _confirm(self, link: Connection, ending: Sequence[Any]) -> str:
-        """Why the group is not confirmed; `ending`: the replies behind those of its acts."""
+        """Return the reason why the group is not confirmed. `ending`: the replies after those of
+        its acts."""
         if self.level == "local":
             (touched,) = ending
         else:
@@ -193,7 +195,7 @@ class ReplicatedPipeline:
         if self.level != "local":
             if not isinstance(counted, int) or not isinstance(info, bytes):
                 return f"the copies could not be counted: {counted}"
-            # as the shard says it now: it may have been raised since the connection was made
+            # the number of the shard now, which may have been raised since the connection was made
             needed = copies_needed(self.level, replicas)
             if counted - link.unready < needed:
                 return f"{counted - link.unready} of {needed} replicas have confirmed it"
@@ -208,8 +210,8 @@ class ReplicatedPipeline:
 
     # enforces: R7
     def _refuse_queue(self, which: Callable[[PipelinedCall], bool] = lambda act: True) -> None:
-        """What was asked behind a group that may not have happened was meant to come behind it
-        (R7): it is refused, and asked again by who has heard of that."""
+        """Refuse queued acts. They were meant to come after a group that may not have happened
+        (R7). Callers that know of that send them again."""
         waiting, self._queue = self._queue, deque()
         for act in waiting:
             if which(act):
@@ -218,8 +220,8 @@ class ReplicatedPipeline:
                 self._queue.append(act)
 
     async def _open_link(self) -> Connection:
-        """The link, made anew where there is none. Raises Refused at once while the last failure is
-        so young that trying again would only add to it."""
+        """Return the link, made anew if there is none. Raises Refused at once while the last
+        failure is so recent that another try would only add to it."""
         if self._is_stale:
             self._is_stale = False
             await self._disconnect()
@@ -255,7 +257,7 @@ def _answer(act: PipelinedCall, reply: Any, doubt: str) -> None:
 
 
 def _resolve(act: PipelinedCall, reply: Any = None, *, error: Exception | None = None) -> None:
-    if act.answer.done():  # who asked has gone
+    if act.answer.done():  # its caller has gone
         return
     if error is None:
         act.answer.set_result(reply)

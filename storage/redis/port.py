@@ -13,7 +13,7 @@ from push.places import Durability
 from push.storage_port import Lane
 
 Arg = str | bytes | int
-"""An argument of a function, as Redis is sent it: text as UTF-8, a whole number in decimal."""
+"""An argument of a function, as Redis gets it: text as UTF-8, a whole number in decimal."""
 
 OnMessage = Callable[[bytes, bytes], None]
 """Called on the event loop with (channel, message)."""
@@ -21,8 +21,8 @@ OnMessage = Callable[[bytes, bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class ShardHealth:
-    """How servers stand. `waits_for`: a sentence for each primary where the level `all` is not met;
-    `facts`: what is to be said of each primary, by its shard's key."""
+    """State of the servers. `waits_for`: a sentence for each primary where the level `all` is not
+    met; `facts`: facts about each primary, by its shard's key."""
 
     waits_for: tuple[str, ...]
     facts: dict[str, str]
@@ -34,11 +34,12 @@ class Shard(Protocol):
     of the calls. Text in answers is `bytes`, as Redis gave it."""
 
     def copies(self, level: Durability) -> int:
-        """How many servers have what an act of this level has written when it is answered."""
+        """Return how many servers have what an act of this level has written when it is
+        answered."""
 
     def lane(self, key: str, level: Durability) -> Lane:
-        """Where acts of this level on this key go, now. Its doubts grow whenever a group of acts
-        has failed there, before anybody hears of it."""
+        """Return the present lane of acts of this level on this key. Its doubts grow whenever a
+        group of acts has failed there, before any caller learns of it."""
 
     async def act(
         self,
@@ -49,19 +50,19 @@ class Shard(Protocol):
         level: Durability,
         lane: Lane | None = None,
     ) -> Any:
-        """Execute one FCALL on the held connection of its level, in a group commit; its answer once
-        WAIT has counted the copies that the level asks for. With `lane`, as it was when this was
-        decided: it is refused where that is another one by now, or has failed since, because what
-        it was to come behind may not have happened (R7). Nor does it happen where one before it, of
-        the same first argument (a partition) and also with a lane, did not, though it is asked for
-        before that is known.
+        """Execute one FCALL on the held connection of its level, in a group commit. Returns its
+        answer once WAIT has counted the copies that the level requires. `lane`: the lane when this
+        was decided. If it is another one by now, or has failed since, the act is refused, because
+        acts before it may not have happened (R7). Nor does it happen if one before it, of the same
+        first argument (a partition) and also with a lane, did not, even if it is requested before
+        that is known.
 
-        Every act must write, whatever it finds: from Redis 7.2 on, a WAIT behind one that wrote
+        Every act must write, whatever it finds. From Redis 7.2 on, a WAIT after one that wrote
         nothing counts copies of something older (R9).
 
         Raises:
-            Unknown: it may have happened, and fewer copies may have it than the level asks for.
-            Refused: it did not happen, and why: what the function said (`TOCSIN <code> <detail>`),
+            Unknown: it may have happened, and fewer copies may have it than the level requires.
+            Refused: it did not happen, and why: the function's reason (`TOCSIN <code> <detail>`),
                 `storage_full`, `storage_unavailable`.
             Fenced: the function said `TOCSIN fenced <detail>`; it did not happen.
         """
@@ -70,20 +71,22 @@ class Shard(Protocol):
         """Execute one FCALL_RO on a pooled connection; waits for no copies.
 
         Raises:
-            Refused: what the function said, or `storage_unavailable`.
+            Refused: the function's reason, or `storage_unavailable`.
             Fenced: the function said `TOCSIN fenced <detail>`.
         """
 
     def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
         """Have `heard` called for each message published on a channel that begins with
-        `channel_prefix`. Messages may be lost, at a reconnect or without: it is a hint to look."""
+        `channel_prefix`. Messages may be lost, at a reconnect or without, so each is only a hint to
+        look."""
 
     def has_room(self, key: str | None = None) -> bool:
-        """Whether the memory that is free there is above the reserve (R29); without a key, whether
-        it is everywhere. As it was seen last; nobody is asked."""
+        """Whether the free memory there is above the reserve (R29); without a key, whether it is
+        everywhere. The result is that of the last look; no server is queried."""
 
     def health(self) -> ShardHealth:
-        """How the servers stand, for people. As it was seen last; nobody is asked."""
+        """Return the state of the servers, for people. The result is that of the last look; no
+        server is queried."""
 
     async def close(self) -> None:
         """Finish what was accepted, then close. Calls after it raise Refused."""

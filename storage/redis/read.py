@@ -2,10 +2,10 @@
 
 Records are checked and opened, and damaged ones quarantined (R30).
 
-Ends of partitions are polled slowly, besides the notices of them (R10), because two things get
-lost: a wake-up, when a connection breaks; and the second act of an append, when its gateway dies
-between the WAIT that counted the copies and the act that certifies them. The poller wakes up the
-readers and certifies, but only behind a WAIT of its own, at the level of the records.
+Ends of partitions are polled slowly, in addition to the notices of them (R10), because two things
+get lost. A wake-up is lost when a connection breaks. The second act of an append is lost when its
+gateway dies between the WAIT that counted the copies and the act that certifies them. The poller
+wakes up the readers and certifies, but only after a WAIT of its own, at the level of the records.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class RedisReader:
         return Read(tuple(records), start, certified, tuple(damages))
 
     async def _open(self, partition: Partition, rows: Sequence[Any]) -> list[Record | Damage]:
-        """In their order; in a thread where keys may have to be waited for."""
+        """Open records in their order; in a thread if keys may have to be waited for."""
 
         def opened() -> list[Record | Damage]:
             return [decode_row(partition, raw).open(partition, self._sealer) for raw in rows]
@@ -159,13 +159,14 @@ def _state_of(partition: Partition, row: Sequence[int]) -> PartitionState:
 
 PERIOD_S: Final = 1.0
 LOOKS: Final = 50
-"""Queues that one period looks at, in turns: a look at an idle store must cost nothing to speak of.
-So with 500 queues each is looked at every 10 s."""
+"""Queues that one period looks at, in turns, because looks at an idle store must cost next to
+nothing. With 500 queues each is looked at every 10 s."""
 _LOG: Final = logging.getLogger("storage.redis_tails")
 
 
 class TailPoller:
-    """`tell` is given (partition, certified end), again and again the same."""
+    """Poller of partitions' ends. `tell` is given (partition, certified end), again and again the
+    same."""
 
     def __init__(
         self, shard: Shard, tell: Callable[[Partition, int], None], *, period_s: float = PERIOD_S
@@ -174,28 +175,30 @@ class TailPoller:
         self._tell = tell
         self._period_s = period_s
         self._queues: OrderedDict[str, set[int]] = OrderedDict()
-        """Queue → partitions; the one that was looked at longest ago comes first."""
+        """Queue → partitions; the one whose last look is longest ago comes first."""
         self._uncertified: dict[Partition, int] = {}
-        """Ends that were not certified when they were first seen: perhaps on their way."""
+        """Ends that were not certified when they were first seen. Their appends may be on their
+        way."""
         self._polls: dict[str, asyncio.Task[None]] = {}
-        """Of queues that are being looked at: one whose primary is down holds up no other."""
+        """Tasks by queue that is being looked at. A queue whose primary is down holds up no
+        other."""
         self._task = asyncio.create_task(self._run(), name="tails")
 
     def watch(self, partition: Partition) -> None:
-        """Somebody here is interested in it."""
+        """Poll the end of a partition, because somebody here waits for its messages."""
         numbers = self._queues.get(partition.queue_id)
         if numbers is None:
             numbers = self._queues[partition.queue_id] = set()
         numbers.add(partition.number)
 
     def forget(self, queue_id: str) -> None:
-        """The queue is gone."""
+        """Forget a queue that was deleted."""
         self._queues.pop(queue_id, None)
         for partition in [one for one in self._uncertified if one.queue_id == queue_id]:
             del self._uncertified[partition]
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         tasks = [self._task, *self._polls.values()]
         for task in tasks:
             task.cancel()
@@ -214,9 +217,9 @@ class TailPoller:
     async def _poll(self, queue_id: str) -> None:
         try:
             await self._poll_ends(queue_id)
-        except TocsinError:  # the store is not there, or too few copies: next time
+        except TocsinError:  # the store is away, or too few copies are there; next time
             pass
-        except Exception:  # whatever a server may say, who looks goes on
+        except Exception:  # whatever a server may say, the polling goes on
             _LOG.exception("the ends of queue %s could not be looked at", queue_id)
         finally:
             del self._polls[queue_id]
@@ -246,11 +249,11 @@ class TailPoller:
 
     # enforces: R10
     async def _certify(self, partition: Partition, end: int, level: Durability) -> int:
-        """The certified end, once the copies of everything below `end` were counted. Raises
+        """Return the certified end, once the copies of everything below `end` were counted. Raises
         TocsinError."""
         key, number = queue_key(partition.queue_id), partition.number
         _, counted = await self._shard.act("certify", [key], [number, 0], level=level)
-        # What was seen at a primary of before may be more than this one had then.
+        # An end seen at an earlier primary may be beyond what this one had then.
         known = min(end, counted)
         certified: int
         certified, _ = await self._shard.act("certify", [key], [number, known], level="local")

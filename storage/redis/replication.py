@@ -1,12 +1,13 @@
-"""Copies of a shard: how many a level needs, and whether Redis and its replicas can be believed.
+"""Copies of a shard: the number that a level needs, and whether Redis and its replicas can be
+believed.
 
 Replicas (R28). WAIT's number counts only if nothing in INFO speaks against it. A replica that was
-synced anew confirms what it receives while its append-only file is still being written for the
-first time: after a power loss it has nothing of it. Its primary does not know; so each replica is
-asked itself whenever the primary's count of whole syncs has grown.
+synced anew confirms writes while its append-only file is still being written for the first time,
+and has none of them after a power loss. Its primary does not know that. So each replica is queried
+itself whenever the primary's count of whole syncs has grown.
 
-Marks (R30). A server holds the store only if it has the store's incarnation, and as many touches
-as every copy had once: otherwise it was emptied, or holds another store or an older copy.
+Marks (R30). A server holds the store only if it has the store's incarnation, and at least as many
+touches as every copy had once. Otherwise it was emptied, or holds another store or an older copy.
 
 Memory (R29). Publishing stops when less than a share of it is free, and opens again later.
 """
@@ -27,26 +28,29 @@ STATE: Final = "state="
 
 
 def copies_needed(level: Durability, replicas: int) -> int:
-    """The number that WAIT must have counted, besides the primary, of a shard with so many replicas
-    that could be elected (R28): none, a majority of all copies less the primary, or all."""
+    """Return the number that WAIT must have counted, the primary excluded, of a shard with
+    `replicas` that could be elected (R28): none, a majority of all copies less the primary, or
+    all."""
     if level == "local":
         return 0
     return replicas if level == "all" else (replicas + 1) // 2
 
 
 def fields(info: bytes) -> dict[str, str]:
-    """The lines of an INFO section, by name. Source: https://redis.io/docs/latest/commands/info/"""
+    """Return the lines of an INFO section, by name.
+    Source: https://redis.io/docs/latest/commands/info/"""
     lines = info.decode("utf-8", "replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def count_attached(replication: Mapping[str, str]) -> int:
-    """How many replicas are there and follow, by INFO replication."""
+    """Return how many replicas are attached and follow, by INFO replication."""
     return sum(STATE + "online" in text for text in replication.values())
 
 
 def places(replication: Mapping[str, str]) -> dict[str, str]:
-    """Where the replicas that INFO replication lists listen, `host:port` → the name of its line."""
+    """Return the places where the replicas in INFO replication listen: `host:port` → the name of
+    its line."""
     found = {}
     for name, text in replication.items():
         if name.startswith("slave") and STATE in text:  # slave0:ip=…,port=…,state=online,…
@@ -56,7 +60,7 @@ def places(replication: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_replicas(replication: Mapping[str, str], out: Collection[str]) -> Mapping[str, str]:
-    """INFO replication as if these replicas, which are not counted, were not attached."""
+    """Return INFO replication as if these replicas, which are not counted, were not attached."""
     lines = {name for place, name in places(replication).items() if place in out} if out else ()
     if not lines:
         return replication
@@ -65,9 +69,9 @@ def without_replicas(replication: Mapping[str, str], out: Collection[str]) -> Ma
 
 
 def shortfall_of(replication: Mapping[str, str], replicas: int, out: Collection[str] = ()) -> str:
-    """A sentence why the level all is not met now, "" where it is, of a shard of so many replicas
-    that could be elected, these `out` not among them. Those that must not be believed come first,
-    see `doubt_of`."""
+    """Return a sentence why the level all is not met now, "" if it is. `replicas` could be elected,
+    and those in `out` are not among them. Replicas that must not be believed come first, see
+    `doubt_of`."""
     online = count_attached(without_replicas(replication, out))
     few = f"{online} of {replicas} replicas are attached: the level all waits for them"
     return doubt_of(replication, replicas, out) or (few if online < replicas else "")
@@ -75,14 +79,14 @@ def shortfall_of(replication: Mapping[str, str], replicas: int, out: Collection[
 
 # enforces: R28
 def doubt_of(replication: Mapping[str, str], replicas: int, out: Collection[str] = ()) -> str:
-    """A sentence why WAIT's number must not be believed, "" where nothing speaks against it.
+    """Return a sentence why WAIT's number must not be believed, "" if nothing speaks against it.
 
-    One that is `out` may lack what was acknowledged, and WAIT would count it in place of one that
-    could be elected; where no replica is waited for, it is no matter.
+    A replica that is `out` may lack acknowledged data, and WAIT would count it in place of one that
+    could be elected. If no replica is waited for, that does not matter.
 
     A replica beyond `replicas` could be elected with less than what was counted. One that has come
-    back while its old connection still stands is counted twice. Those that are still being synced
-    count here: they may be elected with what they had before, or a moment later.
+    back while its old connection is still open is counted twice. Those that are still being synced
+    count here, because they may be elected with what they had before, or a moment later.
     """
     if replication.get("role") != "master":
         return "the server is no primary any more"
@@ -111,11 +115,11 @@ class ReplicaReadiness:
     unready: tuple[str, ...]
     """A sentence for each that is known not to have everything on its disk."""
     unasked: tuple[str, ...]
-    """A sentence for each that could not be asked."""
+    """A sentence for each that could not be queried."""
 
 
 def addresses_of(replication: Mapping[str, str]) -> list[Address]:
-    """Where the replicas that INFO replication lists say that they listen."""
+    """Return the addresses at which the replicas in INFO replication say that they listen."""
     found = []
     for name, text in replication.items():
         if name.startswith("slave") and STATE in text:
@@ -125,7 +129,7 @@ def addresses_of(replication: Mapping[str, str]) -> list[Address]:
 
 
 def unready(told: Mapping[str, str]) -> str:
-    """Why a replica is not to be counted, by its INFO persistence; "": it is.
+    """Return the reason why a replica must not be counted, by its INFO persistence; "": it counts.
 
     Source: https://redis.io/docs/latest/commands/info/
     """
@@ -143,7 +147,7 @@ def unready(told: Mapping[str, str]) -> str:
 async def readiness(
     replication: Mapping[str, str], reach: Reach, timeout_s: float
 ) -> ReplicaReadiness:
-    """Ask all that INFO replication lists, at once, each for at most `timeout_s` seconds."""
+    """Query all replicas in INFO replication, at once, each for at most `timeout_s` seconds."""
     places = addresses_of(replication)
     told = await asyncio.gather(*(_asked(place, reach, timeout_s) for place in places))
     pairs = list(zip(places, told, strict=True))
@@ -154,7 +158,7 @@ async def readiness(
 
 
 async def _asked(place: Address, reach: Reach, timeout_s: float) -> tuple[bool, str]:
-    """(whether it could be asked, why it is not ready or could not be asked)."""
+    """Return (whether it answered, the reason why it is not ready or did not answer)."""
     try:
         async with asyncio.timeout(timeout_s):
             link = await reach.link(place)
@@ -173,15 +177,16 @@ MARKED: Final = ("incarnation", "replicas", "touches", "out")
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks that the shard must have (R30): kept outside of it, in the metadata."""
+    """The marks that the shard must have (R30), which are kept outside of it, in the metadata."""
 
     incarnation: str
     touches: int = 0
-    """A number of touches that every copy had once. Fewer: an older copy has come back."""
+    """A number of touches that every copy had once. If there are fewer, an older copy has come
+    back."""
 
 
 class NotOurs(Refused):
-    """A server answers, and what it holds is not the store: its text says what it is."""
+    """A server that answers, and does not hold the store. The text says what it is."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("storage_unavailable", detail)
@@ -191,11 +196,11 @@ class NotOurs(Refused):
 def check_marks(
     held: Sequence[bytes | None], marks: Marks, where: str
 ) -> tuple[int, frozenset[str]]:
-    """How many replicas could be elected, and which are not counted among them, by the values of
-    MARKED that a server at `where` has.
+    """Return how many replicas could be elected, and which are not counted among them, by the
+    values of MARKED that a server at `where` has.
 
-    A store without its mark is not ours to fill: whoever took it for a new one would delete what
-    other copies still have.
+    A store without its mark is not ours to fill. A gateway that took it for a new one would delete
+    what other copies still have.
 
     Raises:
         NotOurs: it was emptied, belongs to another history, or is an older copy.
@@ -217,21 +222,21 @@ def check_marks(
 
 
 def out_of(text: bytes | None) -> frozenset[str]:
-    """The places of the replicas that are not counted, as the shard's hash has them."""
+    """Return the places of the replicas that are not counted, from the shard's hash."""
     return frozenset((text or b"").decode().split())
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """In bytes, as the server counts for its bound."""
+    """Memory in bytes, as the server counts for its bound."""
 
     used: int
     bound: int
-    """0: it has none."""
+    """The bound; 0: it has none."""
 
     @property
     def free_share(self) -> float:
-        """The free share of the bound; negative: acknowledgements have gone beyond it."""
+        """The free share of the bound. Below 0: acknowledgements have gone beyond it."""
         return 1 - self.used / self.bound if self.bound else 1.0
 
 
@@ -245,8 +250,9 @@ def memory_of(told: Mapping[str, str]) -> MemoryUse:
 
 
 class MemoryReserve:
-    """Whether there is room to publish: closed when less than `share` is free, and open again when
-    RESERVE_REOPENS times as much is: else it would be both in turns while consumers catch up."""
+    """Room to publish. It closes when less than `share` is free, and opens again when
+    MEMORY_RESERVE_REOPENS times as much is. Otherwise it would do both in turns while consumers
+    catch up."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -254,7 +260,7 @@ class MemoryReserve:
 
     # enforces: R29
     def update(self, memory: MemoryUse) -> bool:
-        """Whether there is, by what the server says now."""
+        """Return whether there is room, by the server's present memory."""
         needed = self._share if self.is_open else self._share * limits.MEMORY_RESERVE_REOPENS
         self.is_open = memory.free_share >= needed
         return self.is_open

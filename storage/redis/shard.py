@@ -37,10 +37,10 @@ LEVELS: Final[tuple[Durability, ...]] = ("local", "quorum", "all")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a shard is spoken to. `key`: its own hash; in a Cluster its tag names the slots' shard.
-    `wait_s`: how long copies are waited for; `silence_s`: how long any reply may take besides;
-    `watch_s`: how often it is looked after; `reserve_share`: of its memory, below which publishing
-    stops (R29)."""
+    """Settings by which a shard is reached. `key`: its own hash; in a Cluster its tag names the
+    slots' shard. `wait_s`: how long copies are waited for. `silence_s`: how long any reply may take
+    in addition. `watch_s`: the period of the watch. `reserve_share`: the share of its memory below
+    which publishing stops (R29)."""
 
     find: Find
     reach: Reach = field(default_factory=Reach)
@@ -53,15 +53,15 @@ class Settings:
 
     @property
     def managed(self) -> str:
-        """The key of the hash of who manages it, and of the user of each of its servers."""
+        """The key of the hash that has the manager, and the user of each of its servers."""
         return self.key.replace(":shard", ":managed")
 
     def call(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
-        """A packed FCALL. Source: https://redis.io/docs/latest/commands/fcall/"""
+        """Return a packed FCALL. Source: https://redis.io/docs/latest/commands/fcall/"""
         return pack("FCALL", self.library.function(function), len(keys), *keys, *args)
 
     async def open(self) -> Connection:
-        """A link to a server that says that it is the primary. Raises Refused."""
+        """Open a link to a server that says that it is the primary. Raises Refused."""
         address = await self.find()
         try:
             link = await self.reach.link(address)
@@ -75,17 +75,18 @@ class Settings:
         return link
 
     async def ask(self, link: Connection, command: bytes) -> Any:
-        """Ask for one reply; an error of Redis is a value. Raises Refused: the connection is
-        gone."""
+        """Send a command, and return its one reply; an error of Redis is a value. Raises Refused if
+        the connection is lost."""
         try:
             return (await link.ask([command], self.silence_s))[0]
         except (RedisError, OSError) as error:
             raise unavailable(f"{link.address}: {str(error) or 'no reply in time'}") from None
 
     async def load(self, link: Connection) -> None:
-        """Have the library where it is not. Raises Refused: it is not and cannot be.
+        """Load the library, if the server lacks it. Raises Refused if it cannot be loaded.
 
-        Source: https://redis.io/docs/latest/commands/function-load/"""
+        Source: https://redis.io/docs/latest/commands/function-load/
+        """
         name = self.library.name
         listed = await self.ask(link, pack("FUNCTION", "LIST", "LIBRARYNAME", name))
         if isinstance(listed, list) and listed:
@@ -107,7 +108,7 @@ class RedisShard:
         self._marks = marks
         self._on_fatal = on_fatal
         self.broken: str | None = None
-        """Why the store must not be used any more; None: it is well."""
+        """The reason why the store must not be used any more; None: it is well."""
         self._touches = marks.touches
         self._replicas = 0
         self._address: Address | None = None
@@ -137,15 +138,15 @@ class RedisShard:
         *,
         on_fatal: Callable[[str], None] | None = None,
     ) -> "RedisShard":
-        """A shard whose primary was found, is ours and as new as `marks` says.
+        """Open a shard whose primary was found, is ours and as new as `marks` says.
 
         `on_fatal` is called on the event loop, once, with a sentence, when the store was emptied or
-        exchanged, or an older copy was put in its place (R30), also while nobody asks for anything:
-        what this gateway remembers is then about another store, and it must end. All acts and looks
-        are refused from then on.
+        exchanged, or an older copy was put in its place (R30), also while the gateway is idle.
+        Everything that this gateway remembers is then about another store, and it must end. All
+        acts and looks are refused from then on.
 
-        Raises Refused(storage_unavailable), with a sentence: it is not there; it has another
-        incarnation or none; an older copy stands in its place; its functions cannot be loaded.
+        Raises Refused(storage_unavailable), with a sentence: it does not answer; it has another
+        incarnation or none; an older copy is in its place; its functions cannot be loaded.
         """
         shard = cls(settings, marks, on_fatal)
         try:
@@ -172,16 +173,17 @@ class RedisShard:
 
     @property
     def key(self) -> str:
-        """The key of its own hash, which tells it from other shards."""
+        """The key of its own hash, which distinguishes it from other shards."""
         return self._settings.key
 
     @property
     def touches(self) -> int:
-        """A number of touches that every copy has: what `Marks.touches` may be from now on."""
+        """A number of touches that every copy has, which `Marks.touches` may be from now on."""
         return self._touches
 
     def copies(self, level: Durability) -> int:
-        """The number of copies, as the store said with the group that was confirmed last."""
+        """Return the number of copies, according to the store with the group that was confirmed
+        last."""
         return 1 + copies_needed(level, self._replicas)
 
     def has_room(self, key: str | None = None) -> bool:
@@ -189,7 +191,7 @@ class RedisShard:
 
     @property
     def answers(self) -> bool:
-        """Whether it did, within the last seconds; nobody is asked."""
+        """Whether it did, within the last seconds. No server is queried."""
         return self._watch is not None and self._watch.answers and self.broken is None
 
     def health(self) -> ShardHealth:
@@ -205,7 +207,7 @@ class RedisShard:
         return ShardHealth(waits_for, {self.key: watch.seen}, took)
 
     def lane(self, key: str, level: Durability) -> Lane:
-        """The lane of a level: each has a held connection of its own."""
+        """Return the lane of a level; each has a held connection of its own."""
         return Lane(LEVELS.index(level), self._pipelines[level].doubts)
 
     async def act(
@@ -232,7 +234,7 @@ class RedisShard:
         self._subscribers.append(Subscriber(self._connect, channel_prefix, heard))
 
     async def wait_subscribed(self) -> None:
-        """Wait until every subscription stands: what is published from then on is heard."""
+        """Wait until every subscription is active. Messages published from then on are received."""
         for subscriber in self._subscribers:
             await subscriber.is_subscribed.wait()
 
@@ -247,7 +249,7 @@ class RedisShard:
         await asyncio.gather(*self._renewals)
 
     async def _connect(self) -> Connection:
-        """A link to the primary, found anew and checked. Raises Refused."""
+        """Open a link to the primary, found anew and checked. Raises Refused."""
         link = await self._settings.open()
         try:
             await self._check(link)
@@ -259,10 +261,12 @@ class RedisShard:
         return link
 
     async def _connect_level(self, level: Durability) -> Connection:
-        """A link for acts of this level; its replicas have what they confirm. Raises Refused.
+        """Open a link for acts of this level, whose replicas have what they confirm. Raises
+        Refused.
 
-        At `all`, one that cannot be asked is as one that has nothing. At `quorum` it may well be
-        the dead one that must not hold it up; those that are known to have nothing do not count.
+        At `all`, a replica that does not answer counts like one that has nothing. At `quorum` it
+        may well be a dead one, which must not hold up the level. Those that are known to have
+        nothing do not count.
         """
         link = await self._connect()
         if level == "local":
@@ -284,8 +288,8 @@ class RedisShard:
         return link
 
     async def _check(self, link: Connection) -> None:
-        """The guard of R30. Raises NotOurs, and Refused where it cannot be asked."""
-        marks = replace(self._marks, touches=self._touches)  # as of before: more come meanwhile
+        """Check the marks of R30. Raises NotOurs, and Refused if the server does not answer."""
+        marks = replace(self._marks, touches=self._touches)  # of before: more come meanwhile
         held = await self._settings.ask(link, pack("HMGET", self._settings.key, *MARKED))
         if not isinstance(held, list):
             raise unavailable(f"{link.address}: {held}")
@@ -302,7 +306,8 @@ class RedisShard:
             raise unavailable(self.broken)
 
     def _on_primary(self, address: Address) -> None:
-        """When the primary is elsewhere, nobody stays with the one of before."""
+        """Note the primary's address. If it is another one, all connections to the earlier one are
+        renewed."""
         before, self._address = self._address, address
         if before in (None, address) or self._closed:
             return

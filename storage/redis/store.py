@@ -2,16 +2,16 @@
 
 The functions in redis/lua are one atomic act each; here they are called at their level, and their
 answers are opened. A record at a level above `local` is certified by a second act once its copies
-were counted (R10): until then nobody is given it.
+were counted (R10). Until then it is given to no consumer.
 
-`RedisInbox` is `push.letters.Inbox`. Its acts wait for no copies: nothing that counts is in them,
-and a request without an answer is sent again.
+`RedisInbox` is `push.letters.Inbox`. Its acts wait for no copies, because a letter may be lost, and
+a request without an answer is sent again.
 
-`RedisPool` is `push.rates.shared.RatePool`. All buckets are in one slot, so that one act is for all
-that a gateway has to report. Acts are of the level `local`: a failover takes back debt of the last
-moments, and gateways report what they hold again with the next act. No key has a TTL: a bucket is
-removed by the acts, when it is empty and nobody holds anything of it, so that no clock of a server
-forgives what it must not.
+`RedisPool` is `push.rates.shared.RatePool`. All buckets are in one slot, so that one act takes
+everything that a gateway has to report. Acts are of the level `local`. A failover takes back debt
+of the last moments, and gateways report what they hold again with the next act. No key has a TTL.
+The acts remove a bucket when it is empty and no gateway holds anything of it, so that no clock of a
+server forgives debt.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ from storage.rules.append import open_header
 
 _WAITS = b"-"
 _ID = "latin-1"
-"""Also what is no id of ours is taken out by the bytes that it has."""
+"""Decoding of ids. A foreign id keeps its bytes, so that it can be taken out."""
 
 
 class RedisInbox:
@@ -128,17 +128,18 @@ def _retention_ms() -> int:
 
 T = TypeVar("T")
 TRIM_ENTRIES: int = 512
-"""Records that one act of trimming looks at: a function holds up everybody else."""
+"""Records that one act of trimming looks at, because a function holds up all others."""
 EXAMINED_MS: int = 86_400_000
 """The time for which a partition remembers what trimming has looked at."""
 PURGE_PARTITIONS: int = 64
-"""Partitions that one act purges, for the same reason: 1,024 of them with ten groups took 0.6 s."""
+"""Partitions that one act purges, for the same reason. 1,024 of them with ten groups took 0.6 s."""
 
 
 class RedisStorage:
     """`push.storage_port.Storage` over one shard. `incarnation` is that which the shard was opened
     with; `wall` the unix clock, in seconds; `level`: the copies that cursors wait for; `tails_s`:
-    how often the ends of what is read here are looked at, besides what is heard of them."""
+    the period in which the ends of partitions read here are polled, in addition to the notices of
+    them."""
 
     def __init__(
         self,
@@ -189,7 +190,7 @@ class RedisStorage:
         return await asyncio.shield(task)
 
     async def incarnation(self) -> str:
-        """The incarnation; the shard sees to it that it is this one."""
+        """Return the incarnation, which the shard has checked."""
         self._check_open()
         return self._incarnation
 
@@ -245,7 +246,7 @@ class RedisStorage:
         return self._shard.copies(level)
 
     def lane(self, partition: Partition, level: Durability) -> Lane:
-        """The lane of a level: all partitions of a queue are at one primary."""
+        """Return the lane of a level. All partitions of a queue are at one primary."""
         return self._shard.lane(queue_key(partition.queue_id), level)
 
     async def append(
@@ -267,7 +268,7 @@ class RedisStorage:
             self._wake(partition, int(message))
 
     def on_certified(self, wake_up: WakeUp) -> None:
-        """Register the one wake-up, also for what other gateways append."""
+        """Register the one wake-up, which is also called for appends of other gateways."""
         self._wake_up = wake_up
 
     # --- Reading -----------------------------------------------------------------------------
@@ -411,7 +412,7 @@ class RedisStorage:
 
 
 GATEWAYS: Final = "{tocsin:limits}:gateways"
-"""The key that the functions are given: the names of the others are made there, of its tag."""
+"""The key that the functions are given. They make the names of the others from its tag."""
 
 
 class RedisPool:

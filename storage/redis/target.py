@@ -1,12 +1,12 @@
-"""Which Redis or Valkey a broker is told to use, as URLs, and how these are reached.
+"""URLs of the Redis or Valkey that a broker uses, and how these are reached.
 
     redis://user:password@host:6379                     one primary that never moves
     redis+sentinel://user:password@a:26379,b:26379/name the primary that Sentinels name
     redis+cluster://user:password@a:6379,b:6379         a Cluster, found by any of these nodes
 
 With `rediss` in place of `redis`, over TLS: `?ca_file=…&cert_file=…&key_file=…`. Each is a storage
-cluster; several are separated by blanks and have names, and where they stand: `?cluster=…&zone=…`.
-The first one has the catalog, too.
+cluster; several are separated by blanks and have names and zones: `?cluster=…&zone=…`. The first
+one has the catalog, too.
 """
 
 import re
@@ -28,7 +28,7 @@ SCHEMES: Final[dict[str, Kind]] = {
 PORTS: Final[dict[Kind, int]] = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 NAME_DEFAULT: Final = "tocsin"
 CLUSTER_DEFAULT: Final = "main"
-"""The name of a storage cluster whose URL does not say."""
+"""Name of a storage cluster whose URL has none."""
 CLUSTERS_MAX: Final = 64
 _FILES: Final = ("ca_file", "cert_file", "key_file")
 _LABELS: Final = ("cluster", "zone")
@@ -42,14 +42,14 @@ class Target:
 
     kind: Kind
     places: tuple[Address, ...]
-    """Where the primary, Sentinels or some of a Cluster's nodes listen."""
+    """Places where the primary, Sentinels or some of a Cluster's nodes listen."""
     reach: Reach = field(repr=False)
     name: str = NAME_DEFAULT
-    """The name of the primary for Sentinels."""
+    """Name of the primary for Sentinels."""
     cluster: str = CLUSTER_DEFAULT
-    """The name of the storage cluster, here and in the catalog, for good."""
+    """Name of the storage cluster, here and in the catalog, for good."""
     zone: str = ""
-    """Where it stands: what is in one zone may be lost together."""
+    """Zone of the cluster. Everything in one zone may be lost together."""
 
     @property
     def shown(self) -> str:
@@ -62,7 +62,7 @@ class Target:
         return f"{scheme}://{user}{','.join(map(_written, self.places))}{path}"
 
     async def parts(self) -> list[ClusterPrimary]:
-        """Each primary: one, but for a Cluster.
+        """Return the primaries. There is one, except in a Cluster.
 
         Raises:
             Refused: storage_unavailable: no node of the Cluster answers.
@@ -76,7 +76,8 @@ class Target:
 
 
 def parse(text: str) -> Target:
-    """Raises ValueError for a text that is none, without a word: it may hold a password."""
+    """Parse a URL. Raises ValueError for a text that is none, without quoting it, because it may
+    hold a password."""
     parts = urlsplit(text)
     scheme, is_tls = parts.scheme, parts.scheme.startswith("rediss")
     kind = SCHEMES[scheme.replace("rediss", "redis", 1)] if _is_known(scheme) else None
@@ -113,8 +114,9 @@ def parse(text: str) -> Target:
 
 
 def parse_all(text: str) -> tuple[Target, ...]:
-    """Every storage cluster that a setting names, the one with the catalog first. Raises
-    ValueError, without a word: one is none, two have one name, there are none or too many."""
+    """Parse every storage cluster that a setting names, the one with the catalog first. Raises
+    ValueError, without quoting the text, if one is none, two have one name, or there are none or
+    too many."""
     targets = tuple(map(parse, text.split()))
     if not targets or len(targets) > CLUSTERS_MAX:
         raise ValueError

@@ -29,24 +29,24 @@ SEQUENCE_TOO_OLD: Final = NotStored("sequence_too_old")
 OUT_OF_SEQUENCE: Final = NotStored("out_of_sequence")
 TOO_MANY_IN_FLIGHT: Final = NotStored("too_many_in_flight")
 SEALED: Final = "storage_unavailable"
-"""The answer to a new message for a sealed partition: it was not stored, and the same message may
+"""The answer to a new message for a sealed partition. It was not stored, and the same message may
 succeed when it is sent again, because the ring of the next epoch routes it elsewhere (R27)."""
 SEQUENCE_MAX: Final = (1 << 62) - 1
-"""Stores keep signed 64-bit numbers; clients may use up to 2^53 - 1."""
+"""Largest sequence. Stores keep signed 64-bit numbers; clients may use up to 2^53 - 1."""
 
 # A line's age is counted in buckets of wall time, so that "seen" changes a row rarely.
 _BUCKETS_PER_IDLE: Final = 4
 LINE_BUCKET_MS: Final = limits.PRODUCER_IDLE_S * 1000 // _BUCKETS_PER_IDLE
 IDLE_BUCKETS: Final = _BUCKETS_PER_IDLE
-"""A line expires after this number of buckets without a message: the set goes, the highest sequence
-stays, and what is not above it is refused as `sequence_too_old` (R6)."""
+"""Number of buckets without a message after which a line expires. The set is deleted, the highest
+sequence stays, and sequences not above it are refused as `sequence_too_old` (R6)."""
 FORGOTTEN_BUCKETS: Final = 10 * _BUCKETS_PER_IDLE
-"""The watermark goes after this number, ten times PRODUCER_IDLE_S: nothing can be remembered for
-ever, and a retry that is half a day late is taken for a new message."""
+"""Number of buckets after which the watermark is deleted, ten times PRODUCER_IDLE_S. Nothing can be
+remembered for ever, so a retry that is half a day late is taken for a new message."""
 
 
 def line_bucket(wall_unix_ms: int) -> int:
-    """The bucket of time in which a line is seen now."""
+    """Return the bucket of time in which a line is seen now."""
     return wall_unix_ms // LINE_BUCKET_MS
 
 
@@ -64,13 +64,14 @@ class ProducerLine:
         """Stored sequences >= resolved, ascending; `offsets` has each one's offset."""
         self.offsets = array("Q")
         self.order = SendingOrder()
-        """In memory only: it is about what is in flight, and nothing is after a restart."""
+        """The sending order, in memory only. It is about messages in flight, and none are after a
+        restart."""
         self.row_id = row_id
         """The storage's own number for this line; 0: it has none yet."""
 
     # enforces: R6
     def wake(self, bucket: int) -> None:
-        """Use the line at this time, after whatever expired meanwhile."""
+        """Use the line at this time, after everything that expired meanwhile."""
         age = bucket - self.bucket
         if age > FORGOTTEN_BUCKETS:
             self.resolved, self.top = 0, -1
@@ -85,7 +86,7 @@ class ProducerLine:
         self.sequences, self.offsets, self.order = array("Q"), array("Q"), SendingOrder()
 
     def resolve(self, resolved: int) -> None:
-        """Forget everything below, which was answered for good. Only ever grows."""
+        """Forget everything below `resolved`, which was answered for good. It only ever grows."""
         if resolved > self.resolved:
             self.resolved = resolved
             gone = bisect_left(self.sequences, resolved)
@@ -95,7 +96,8 @@ class ProducerLine:
 
     # enforces: P4, R6
     def judge(self, sequence: int, resolved: int) -> Stored | NotStored | None:
-        """The answer to a message that is known or refused; None: it is new, and may be stored."""
+        """Return the answer to a message that is known or refused; None: it is new, and may be
+        stored."""
         self.resolve(resolved)
         if sequence < self.resolved:
             return SEQUENCE_TOO_OLD
@@ -110,7 +112,8 @@ class ProducerLine:
         return None
 
     def add(self, sequence: int, offset: int) -> None:
-        """Remember one new message: its own offset, or that of the message with the same id."""
+        """Remember one new message, with its own offset, or that of the message with the same
+        id."""
         place = bisect_left(self.sequences, sequence)
         self.sequences.insert(place, sequence)
         self.offsets.insert(place, offset)
@@ -118,8 +121,8 @@ class ProducerLine:
         self.order.accept(sequence)
 
     def takes_run(self, first: int, count: int, resolved: int, top: int) -> bool:
-        """Whether `count` ascending sequences from `first` on are all new, given that `top` will
-        be the highest one by then. False says nothing: they are judged one by one."""
+        """Whether `count` ascending sequences from `first` on are all new, given that `top` will be
+        the highest one by then. False decides nothing; they are judged one by one."""
         return (
             first > top
             and first >= resolved
@@ -137,8 +140,8 @@ class ProducerLine:
 
 # enforces: R8
 def id_bucket(wall_unix_ms: int, window_s: float) -> int:
-    """The time (unix ms) until which ids stored now are remembered: at least `window_s`, at most
-    one bucket longer. Ids with the same value are forgotten together."""
+    """Return the time (unix ms) until which ids stored now are remembered, which is at least
+    `window_s` and at most one bucket longer. Ids with the same value are forgotten together."""
     window_ms = max(limits.DEDUP_BUCKETS, int(window_s * 1000))
     width = window_ms // limits.DEDUP_BUCKETS
     return (wall_unix_ms // width + 1) * width + window_ms
@@ -146,8 +149,8 @@ def id_bucket(wall_unix_ms: int, window_s: float) -> int:
 
 @dataclass(slots=True, weakref_slot=True)
 class QueueTotal:
-    """The messages and bytes that all partitions of a queue retain in one storage: the queue's
-    bounds are judged by it. Shared by their logs, so that an append costs two additions."""
+    """The messages and bytes that all partitions of a queue retain in one storage, by which the
+    queue's bounds are judged. Shared by their logs, so that an append costs two additions."""
 
     messages: int = 0
     bytes: int = 0
@@ -162,17 +165,18 @@ class PartitionLog:
     row_id: int
     generation: int = 1
     next_offset: int = 0
-    """Durable by itself (R2). Embedded, it is the certified end too: what is committed is
-    certified (R10)."""
+    """The end of the log, durable by itself (R2). Embedded, it is the certified end too, because
+    committed messages are certified (R10)."""
     start: int = 0
     sealed_at: int | None = None
     successors: tuple[Partition, ...] = ()
     messages: int = 0
     bytes: int = 0
     acts: int = 0
-    """Appends so far; grows with each, also one that stores no message (R9)."""
+    """Number of appends so far, including those that stored no message (R9)."""
     total: QueueTotal = field(default_factory=QueueTotal)
-    """The queue's, this partition included; set by the storage. `add` and `remove` move it."""
+    """The queue's total, this partition included; set by the storage. `add` and `remove` move
+    it."""
 
     def state(self) -> PartitionState:
         """The partition's state for inspection."""
@@ -196,8 +200,8 @@ class PartitionLog:
         self.total.bytes += size
 
     def remove(self, count: int, size: int) -> None:
-        """Remove `count` retained messages of `size` bytes, trimmed or damaged. Where damage has
-        made it more than there was, everything goes, so that the queue's total stays the sum."""
+        """Remove `count` retained messages of `size` bytes, trimmed or damaged. If damage has made
+        that more than there was, everything is removed, so that the queue's total stays the sum."""
         count, size = min(count, self.messages), min(size, self.bytes)
         self.messages -= count
         self.bytes -= size
@@ -211,9 +215,9 @@ class PartitionLog:
 
     # enforces: R27
     def refusal(self, append: Append, count: int, size: int) -> str | None:
-        """The code for which `count` more messages of `size` bytes in all are refused; None: they
-        are not. Each of several may fit by itself nevertheless. A message that never fits has
-        another code than one that may be sent again."""
+        """Return the code for which `count` more messages of `size` bytes in all are refused; None:
+        they are not. If there are several, each may fit by itself nevertheless. A message that
+        never fits has another code than one that may be sent again."""
         if self.sealed_at is not None:
             return SEALED
         if 0 < append.message_bytes_max < size:
@@ -241,7 +245,8 @@ class Effect:
 
 
 def open_header(append: Append) -> Header:
-    """The record's header, checked against its payload, unless it comes with what it says.
+    """Return the record's header. It is parsed and checked against the payload, unless the append
+    has it parsed already.
 
     Raises:
         Refused: invalid_message: it is not a record.
@@ -266,7 +271,7 @@ def open_header(append: Append) -> Header:
 
 
 def nowhere(count: int) -> Appended:
-    """The answer for a partition that does not exist."""
+    """Return the answer for a partition that does not exist."""
     outcomes = (NotStored("queue_not_found"),) * count
     return Appended(0, 0, 0, 0, outcomes, tuple(range(count)))
 
@@ -281,11 +286,11 @@ def append_record(
     find_ids: Callable[[list[bytes]], dict[bytes, int]],
     refuse: str | None,
 ) -> Effect:
-    """Append to the log what is new of a record.
+    """Append the new messages of a record to the log.
 
-    `line_of` gives the partition's line of a producer, `find_ids` the offsets of those client ids
-    that are remembered; `refuse` is a code that every new message is answered with. Changes the
-    log and the lines.
+    `line_of` returns the partition's line of a producer, `find_ids` the offsets of those client ids
+    that are remembered; `refuse` is a code that every new message is answered with. Changes the log
+    and the lines.
     """
     log.acts += 1
     size = sum(header.sizes)
@@ -308,7 +313,7 @@ class _Run:
 
 
 def _runs(header: Header, line_of: Callable[[bytes], ProducerLine]) -> list[_Run] | None:
-    """The record's runs when all of them are new; None: judge message by message.
+    """Return the record's runs if all of them are new; None: judge message by message.
 
     Changes nothing. The cost is that of the runs, not of the messages.
     """
@@ -407,7 +412,7 @@ def _append_singly(
 def _place(
     log: PartitionLog, append: Append, size: int, known: int | None, refuse: str | None
 ) -> Stored | NotStored:
-    """The outcome for a message that its producer's line does not know."""
+    """Return the outcome for a message that its producer's line does not know."""
     if known is not None:
         return Stored(known, duplicate=True)
     code = refuse or log.refusal(append, 1, size)
@@ -433,21 +438,21 @@ class IdBuckets:
             insort(self._untils, until)
 
     def remove(self, until: int) -> None:
-        """Forget a bucket whose rows are gone."""
+        """Forget a bucket whose rows were deleted."""
         self._untils.remove(until)
 
     def live(self, wall_unix_ms: int) -> list[int]:
-        """Buckets whose ids still count."""
+        """Return the buckets whose ids still count."""
         return [until for until in self._untils if until > wall_unix_ms]
 
     def passed(self, wall_unix_ms: int) -> list[int]:
-        """Buckets whose rows can go."""
+        """Return the buckets whose rows can be deleted."""
         return [until for until in self._untils if until <= wall_unix_ms]
 
 
 KNOWN_MAX: Final = 10_000
-"""Ids that are remembered. Where one process has a store, only requests under way in it may still
-make something that was dropped, and end with it: the latest are enough, in memory alone."""
+"""Ids that are remembered. If one process has the store, only its requests under way may still make
+something that was dropped, and they end with it. So the latest ids are enough, in memory alone."""
 
 
 # enforces: R1
@@ -458,7 +463,7 @@ class Dropped:
         self._ids: dict[str, None] = {}
 
     def add(self, any_id: str) -> None:
-        """Remember an id that was dropped, or is not there."""
+        """Remember an id that was dropped, or does not exist."""
         self._ids[any_id] = None
         if len(self._ids) > KNOWN_MAX:
             del self._ids[next(iter(self._ids))]

@@ -1,7 +1,7 @@
 """Decisions of a cursor: own, seek and CursorWrite (R14-R16, R18, R29). Pure.
 
-The side lines themselves may be longer than memory: the cursor keeps how many offsets each has,
-and asks the storage, by `find_aside`, which offsets of a range stand in one.
+The side lines themselves may be longer than memory. The cursor keeps how many offsets each has, and
+`find_aside` of the storage returns which offsets of a range are in one.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,9 +27,9 @@ from storage.rules.append import PartitionLog
 
 _ENTRY_BYTES: Final = 100
 NUMBER_MAX: Final = (1 << 62) - 1
-"""Stores keep signed 64-bit numbers."""
+"""Largest number. Stores keep signed 64-bit numbers."""
 FindAside = Callable[[int, int], Iterable[tuple[int, int]]]
-"""(first, last) -> (offset, key hash) of the offsets in first..last that stand in a side line."""
+"""(first, last) -> (offset, key hash) of the offsets in first..last that are in a side line."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Change:
     retries: list[Retry] = field(default_factory=list)
     retries_gone: list[int] = field(default_factory=list)
     aside: dict[int, int] = field(default_factory=dict)
-    """offset -> key hash: new in a side line."""
+    """offset -> key hash of offsets that are new in a side line."""
     aside_gone: dict[int, int] = field(default_factory=dict)
     parked: list[Parked] = field(default_factory=list)
     unparked: list[int] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Change:
 
 
 class GroupCursor:
-    """A group's cursor in one partition, with what fences it."""
+    """Cursor of a group in one partition, with the fence around it."""
 
     __slots__ = (
         "_reason_bytes",
@@ -73,17 +73,17 @@ class GroupCursor:
     def __init__(self, floor: int) -> None:
         self.epoch = 0
         self.token = b""
-        """The owner's token; empty: nobody owns it."""
+        """The owner's token; empty: it has no owner."""
         self.previous: int | None = None
         """The epoch that `own` returned to the owner; None: there was none, or it is forgotten."""
         self.assignment = 0
         self.floor = floor
         self.passed = RangeSet()
         self.retries: dict[int, Retry] = {}
-        """To be changed by `put_retry` and `pop_retry`."""
+        """Offset -> retry. Changed by `put_retry` and `pop_retry` only."""
         self._reason_bytes = 0
         self.lines: dict[int, int] = {}
-        """key hash -> how many offsets stand in its side line; never 0."""
+        """key hash -> number of offsets in its side line; never 0."""
         self.parked: dict[int, Parked] = {}
         self.ended = RangeSet()
         """Messages that were pushed and then settled by no ack, ENDED_RANGES_MAX ranges (R21)."""
@@ -91,13 +91,13 @@ class GroupCursor:
         """Unsettled messages that go to the dead letters and are not known to be there."""
 
     def put_retry(self, retry: Retry) -> None:
-        """Keep it in the place of what was known of its offset."""
+        """Keep a retry in place of an earlier one of its offset."""
         self.pop_retry(retry.offset)
         self.retries[retry.offset] = retry
         self._reason_bytes += len(retry.nack or b"")
 
     def pop_retry(self, offset: int) -> None:
-        """Forget a retry; does nothing when it is not there."""
+        """Forget a retry; nothing happens if there is none."""
         retry = self.retries.pop(offset, None)
         if retry is not None:
             self._reason_bytes -= len(retry.nack or b"")
@@ -108,9 +108,9 @@ class GroupCursor:
 
     # enforces: R14, R15, R22
     def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> int | None:
-        """Raise the epoch for a new owner (R15). Returns the epoch before, if that was this
-        owner's too (R22). Asked again with the token that owns it, whose answer was lost: the same
-        start, of which nothing was given yet.
+        """Raise the epoch for a new owner (R15). Returns the epoch before, if that was this owner's
+        too (R22). A repetition with the token that owns it already, because the answer was lost, is
+        the same start, of which nothing was given yet.
 
         Raises:
             Fenced: the assignment is older than one that owned this before (R14).
@@ -127,14 +127,15 @@ class GroupCursor:
         return self.previous
 
     def fresh(self, floor: int) -> "GroupCursor":
-        """The cursor after a seek to `floor`: nothing settled above it, every owner fenced."""
+        """Return the cursor after a seek to `floor`: nothing settled above it, every owner
+        fenced."""
         cursor = GroupCursor(floor)
         cursor.epoch = self.epoch + 1
         cursor.assignment = self.assignment
         return cursor
 
     def snapshot(self) -> Cursor:
-        """The cursor that a new owner gets."""
+        """Return the cursor that a new owner gets."""
         return Cursor(
             floor=self.floor,
             passed=tuple(self.passed),
@@ -146,11 +147,13 @@ class GroupCursor:
         )
 
     def unsettled(self, end: int) -> int:
-        """How many of the messages below `end` are not settled; those in side lines are not."""
+        """Return how many of the messages below `end` are not settled. Those in side lines are
+        not."""
         return end - self.floor - self.passed.size() + sum(self.lines.values())
 
     def standing(self, offset: int, aside: int | None) -> MessageStatus:
-        """Where a message stands; `aside`: the key hash of the side line that it stands in."""
+        """Return the status of a message. `aside`: the key hash of the side line that has it; None:
+        none does."""
         retry = self.retries.get(offset) or Retry(offset, 0)
         tried = (retry.attempts, retry.nack)
         if offset in self.dead:
@@ -162,7 +165,7 @@ class GroupCursor:
         return MessageStatus("ready", *tried)
 
     def weight(self) -> int:
-        """How much memory it takes, in entries."""
+        """The memory that it takes, in entries."""
         beside = len(self.retries) + len(self.lines) + len(self.parked) + len(self.ended)
         reasons = self._reason_bytes // _ENTRY_BYTES
         return 4 + len(self.passed) + beside + len(self.dead) + reasons
@@ -171,7 +174,7 @@ class GroupCursor:
     def apply(self, write: CursorWrite, find_aside: FindAside) -> Change:
         """Apply a write that `check_write` let pass; the same write again changes nothing (R29).
 
-        Whoever is not the owner of this epoch changes nothing either (P7).
+        A write of another epoch or owner changes nothing either (P7).
         """
         if write.epoch != self.epoch or write.token != self.token or not self.token:
             return Change(Written(fenced=True))
@@ -210,7 +213,7 @@ class GroupCursor:
         low = max(first, self.floor)
         gaps = self.passed.gaps(low, last) if low <= last else []
         if gaps != [(first, last)] and self.lines:
-            # Only what was passed before can stand in a side line.
+            # Only offsets that were passed before can be in a side line.
             for offset, key_hash in find_aside(first, last):
                 if offset not in change.aside_gone:
                     change.aside_gone[offset] = key_hash
@@ -312,7 +315,7 @@ class GroupCursor:
 
 # enforces: R10
 def check_write(write: CursorWrite, certified: int) -> None:
-    """A write may only name offsets below the certified end (R10).
+    """Check that a write names only offsets below the certified end (R10).
 
     Raises:
         Refused: invalid_request: it does not, or a range is reversed.
@@ -342,7 +345,8 @@ def check_write(write: CursorWrite, certified: int) -> None:
 
 # enforces: R11
 def start_floor(start: Start, log: PartitionLog) -> int:
-    """The floor of a cursor that starts there; an offset is moved into what is retained."""
+    """Return the floor of a cursor that starts there. An offset is moved into the retained
+    range."""
     if start == "earliest":
         return log.start
     if start == "latest":
@@ -352,7 +356,8 @@ def start_floor(start: Start, log: PartitionLog) -> int:
 
 # enforces: P1, R12
 def settled_by_all(cursors: Iterable[GroupCursor], end: int) -> RangeSet:
-    """The offsets below `end` that every group has passed; all of them where there is no group."""
+    """Return the offsets below `end` that every group has passed; all of them if there is no
+    group."""
     settled = RangeSet([(0, end - 1)] if end else [])
     for cursor in cursors:
         passed = cursor.passed.copy()

@@ -1,14 +1,14 @@
 """Backup of the embedded store: an online copy, and its renewal when it is restored (R30).
 
-The writer copies between its commits, from the connection that writes. So what it commits while
-the copy is under way goes into the pages that are copied already, too, the copy never starts over,
-and between two steps no reading transaction is open that would keep the WAL from starting anew
-(R31). The copy is the store as of the copy's end: of a commit it holds all or nothing.
+The writer copies between its commits, from the connection that writes. So commits during the copy
+also change the pages that are copied already, and the copy never starts over. Between two steps no
+reading transaction is open that would keep the WAL from starting anew (R31). The copy is the store
+as of the copy's end, and holds all of a commit or nothing.
 
-A copy that is restored is an older history: what was appended after it is gone, and its offsets
+A copy that is restored is an older history: messages appended after it are lost, and their offsets
 will be given again. So the store gets a new incarnation, every log a higher generation, and every
-cursor a higher epoch and no owner: what was made in the lost history (receipts, positions, owners,
-leases of a client) means nothing in this one.
+cursor a higher epoch and no owner. Things made in the lost history (receipts, positions, owners,
+leases of a client) mean nothing in this one.
 """
 
 import asyncio
@@ -32,23 +32,24 @@ from storage.sqlite.open import mark_clean, open_store
 from storage.sqlite.verify import CURSOR_COLUMNS
 
 STEP_PAGES: Final = 256
-"""1 MiB, a millisecond or two: how long a commit waits for the copy."""
+"""Pages copied in one step: 1 MiB, a millisecond or two, for which a commit waits."""
 FLUSH_STEPS: Final = 8
-"""Steps between two fsyncs of the copy. A commit's fsync may wait for what else the file system
-has to write: without these it would wait for all of the copy, once, for seconds."""
+"""Steps between two fsyncs of the copy. A commit's fsync may wait for everything else that the file
+system has to write. Without these it would wait once for all of the copy, for seconds."""
 FLUSH_LOOK_S: Final = 0.005
 Turn = Callable[[float], None]
-"""Commit what waits; the seconds say how long to wait for something to commit. Raises Refused when
-the writer stops."""
+"""Commits everything that waits. The argument is the time to wait for something to commit, in
+seconds. Raises Refused when the writer stops."""
 CopyProgress = Callable[[int, int], None]
-"""(bytes copied, bytes there are); in another thread. The second one may grow."""
+"""(bytes copied, bytes in all), called in another thread. The second number may grow."""
 
 
 class BackupCopy:
-    """A copy, made on the loop, where `wait` waits for it; `run` is called by the writer.
+    """A copy of the store. It is made on the loop, where `wait` waits for it; `run` is called by
+    the writer.
 
-    `path` is where the copy goes: nothing is there yet. `reserve_bytes`: so much space is left
-    free where the store itself is on the same file system, or the copy would stop the broker.
+    `path`: the new file, which does not exist yet. `reserve_bytes`: space that is left free if the
+    store itself is on the same file system, because the copy would stop the broker otherwise.
     """
 
     def __init__(self, path: Path, *, reserve_bytes: int, progress: CopyProgress) -> None:
@@ -57,7 +58,7 @@ class BackupCopy:
         self._progress = progress
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
-        self._done.add_done_callback(asyncio.Future.exception)  # looked at, whoever waits
+        self._done.add_done_callback(asyncio.Future.exception)  # retrieved, even if no caller waits
         self._cancelled = threading.Event()
         self._turn: Turn = lambda _wait_s: None
         self._steps = 0
@@ -66,7 +67,8 @@ class BackupCopy:
         self._flushing: Future[None] | None = None
 
     async def wait(self) -> None:
-        """Until the copy is there and fsynced. Cancelled: the copy ends first, incomplete.
+        """Wait until the copy is complete and fsynced. If this is cancelled, the copy ends first,
+        incomplete.
 
         Raises:
             Refused: storage_full, or storage_unavailable with why; the copy is incomplete.
@@ -81,12 +83,12 @@ class BackupCopy:
             raise
 
     def end_if(self, failure: BaseException | None) -> None:
-        """End it where there is a failure: it cannot begin."""
+        """End it if there is a failure, because it cannot begin."""
         if failure is not None:
             self.end(failure)
 
     def end(self, failure: BaseException | None) -> None:
-        """Nothing more happens. From any thread."""
+        """Mark it as ended; nothing more happens. From any thread."""
 
         def resolve() -> None:
             if self._done.done():
@@ -99,12 +101,12 @@ class BackupCopy:
         try:
             self._loop.call_soon_threadsafe(resolve)
         except RuntimeError:
-            return  # the loop is closed: nobody waits
+            return  # the loop is closed, and no caller waits
 
     # --- In the writer's thread ------------------------------------------------------------------
 
     def run(self, source: sqlite3.Connection, turn: Turn) -> None:
-        """Copy, with a turn for the writer between two steps; says how it went to `wait`."""
+        """Copy, with a turn for the writer between two steps, and pass the outcome to `wait`."""
         try:
             self._run(source, turn)
         except Refused as refused:
@@ -126,7 +128,7 @@ class BackupCopy:
             try:
                 target.execute(
                     "PRAGMA journal_mode = OFF"
-                ).fetchall()  # nobody goes back to half a copy
+                ).fetchall()  # no earlier state than half a copy is needed
                 target.execute("PRAGMA synchronous = OFF")  # the fsyncs are ours
 
                 def between(_status: int, remaining: int, total: int) -> None:
@@ -140,13 +142,13 @@ class BackupCopy:
                 os.close(handle)
 
     def _between(self, remaining: int, total: int, flush: Callable[[], "Future[None]"]) -> None:
-        """After a step. The writer has a turn only while the copy comes nearer to its end by half
-        of what each step copies: it slows down a writer that is faster, and always ends."""
+        """Go on after a step. The writer has a turn only while the copy comes nearer to its end by
+        half of what each step copies. So the copy slows down a faster writer, and always ends."""
         if self._cancelled.is_set():
             raise Refused("storage_unavailable", "the copy was cancelled")
         self._progress((total - remaining) * self._page_bytes, total * self._page_bytes)
         if not remaining:
-            return  # the last step: what is committed now would not be in the copy
+            return  # the last step, after which commits would not be in the copy
         self._steps += 1
         self._remaining_max -= STEP_PAGES // 2
         may_turn = remaining <= self._remaining_max
@@ -178,32 +180,33 @@ class BackupCopy:
 
 
 GENERATION_MAX: Final = (1 << 32) - 1
-"""Receipts hold 32 bits of it."""
+"""Largest generation. Receipts hold 32 bits of it."""
 EPOCHS_RAISED: Final = 1 << 24
-"""More than a lost history can have had owners of a partition."""
+"""Number of epochs by which cursors are raised: more owners than a lost history can have had."""
 _SLICE: Final = 1000
 _INSERT_PARTITION: Final = insert("partition", codec.PARTITION_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
 class RenewedStore:
-    """A store that is one of its own now."""
+    """A copy that has become a store of its own."""
 
     incarnation: str
     groups: frozenset[tuple[str, str]]
     """(queue_id, group_id) of every cursor in it."""
     queue_ids: frozenset[str]
     damaged: int
-    """Rows of partitions and cursors that were damaged in the copy, and are left as they were."""
+    """Number of rows of partitions and cursors that were damaged in the copy, and are left as they
+    were."""
 
 
 def renew_store(path: Path, *, raised_by: int, partitions: Mapping[str, int]) -> RenewedStore:
     """Make the copy in this file a store of its own, of this program's schema; durable when this
     returns. Blocks.
 
-    `raised_by`: at least 1, and another number for each restore of the same copy: two stores that
-    come from one copy must not be taken for each other. `partitions`: how many each queue of the
-    catalog has; those that are not in the copy are made, of a raised generation too.
+    `raised_by`: at least 1, and another number for each restore of the same copy, because two
+    stores that come from one copy must not be taken for each other. `partitions`: how many each
+    queue of the catalog has. Those that are not in the copy are made, of a raised generation too.
 
     Raises:
         Refused: storage_unavailable: it cannot be opened, as the broker would not open it, or a
@@ -243,7 +246,8 @@ def _renew(
 def _slices(
     connection: sqlite3.Connection, table: str, columns: str
 ) -> Iterator[list[codec.Found]]:
-    """All rows, a slice at a time, each read to its end: the caller may change it."""
+    """Yield all rows, a slice at a time. Each is read to its end, so that the caller may change
+    it."""
     after = -1
     ids = f"SELECT id FROM {table} WHERE id > ? ORDER BY id LIMIT {_SLICE}"
     while rows := connection.execute(
@@ -260,7 +264,7 @@ def _raise_generations(connection: sqlite3.Connection, raised_by: int) -> int:
         raised = []
         for log in map(codec.unpack_partition, rows):
             if log is None:
-                damaged += 1  # the broker refuses it by its checksum, and goes on refusing it
+                damaged += 1  # its checksum makes the broker refuse it, now and later
                 continue
             log.generation += raised_by
             if log.generation > GENERATION_MAX:
@@ -294,8 +298,8 @@ def _raise_epochs(connection: sqlite3.Connection) -> int:
 def _make_missing(
     connection: sqlite3.Connection, raised_by: int, partitions: Mapping[str, int]
 ) -> None:
-    """Partitions of queues that were made while the copy was. The broker would make them at its
-    start, but of the generation that they had in the lost history."""
+    """Make partitions of queues that were made while the copy was. The broker would make them at
+    its start, but of the generation that they had in the lost history."""
     there = set(connection.execute("SELECT queue_id, number FROM partition").fetchall())
     (last_row,) = connection.execute(
         "SELECT max(id) FROM (SELECT id FROM partition UNION ALL "

@@ -26,29 +26,29 @@ from collections.abc import Callable
 from typing import Final
 
 SLICE_BYTES: Final = 128 * 1024
-"""A slice is due, as soon as nobody waits, when commits were handed this much. With the fsync that
-each had before a slice of 256 KiB took two milliseconds, and beside a flood one message in ten met
-one: that was its p99. Smaller ones take hardly less."""
+"""Bytes handed to commits after which a slice is due as soon as no task waits. Smaller slices take
+hardly less time. measured: docs/benchmarks/tuning.md"""
 SLICE_EVERY_S: Final = 0.02
-"""The least time between two slices: a queue that is alone and brings 40 MB/s pays for small ones a
-tenth of that."""
+"""The least time between two slices. A queue that is alone and brings 40 MB/s pays a tenth of that
+for small ones."""
 SLICE_WAL_BYTES: Final = 1_048_576
-"""The same of the WAL itself, as far as is known, where commits are small: they write the same
-pages again and again, of which the last ones are copied."""
+"""The same of the WAL itself, as far as is known, if commits are small. They write the same pages
+again and again, of which the last ones are copied."""
 BUSY_FACTOR: Final = 8
-"""A slice is due after this many times as much although somebody waits: never being free must not
-make the WAL long."""
+"""Multiple of SLICE_BYTES or SLICE_WAL_BYTES from which a slice is due even if a task waits. A
+store that is never free must not make the WAL long."""
 COMMIT_BYTES: Final = 16 * 1024
-"""The least that a commit adds to the WAL beside what it was handed."""
+"""The least that a commit adds to the WAL beyond the bytes that it was handed."""
 WHOLE_FRAMES: Final = 4096
-"""A WAL that a slice finds this long is copied whole by the next one: 16 MiB, once or twice a
-second beside a flood."""
+"""Length from which a WAL is copied whole by the next slice: 16 MiB, once or twice a second beside
+a flood."""
 LONG_FRAMES: Final = 8192
-"""A slice is due, whoever waits, when the WAL may be this long by now, with a page for each row
-that was changed since it was looked at: a commit that goes to hundreds of partitions adds
-megabytes."""
+"""Length of the WAL from which a slice is due, whichever tasks wait. The length is an estimate,
+with a page for each row changed since the last look: a commit that goes to hundreds of partitions
+adds megabytes."""
 _LATER: Final = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL"})
-"""Errors after which nothing was counted as copied: it is durable where it is, and tried again."""
+"""Errors after which no page counts as copied. It is durable in the WAL, and copied the next
+time."""
 _FSYNC: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)  # not on macOS
 
 
@@ -56,13 +56,13 @@ class Checkpointer:
     """Called by the writer's thread, between two transactions.
 
     `mark`: a connection that does nothing but mark a point in the WAL. `slicer`: one that does
-    nothing but slices: a quarter to a half of what a slice took was an fsync of a WAL that had been
-    synced. It is without fsyncs from here on, and closed with this: were it the last one to be
+    nothing but slices. It has no fsyncs from here on, because they would sync a WAL that was synced
+    (measured: docs/benchmarks/tuning.md). It is closed with this; if it were the last one to be
     closed, SQLite would copy everything with it. Both are used by the writer's thread, between two
-    of its transactions: SQLite before 3.51.3 corrupts a WAL that two connections write and copy at
-    once. `file`: the store's file, opened for this, and closed when no connection is open any more:
-    a process that closes any descriptor of a file loses its locks on it. `on_broken`: called with a
-    sentence, from any thread, when nothing may be copied any more.
+    of its transactions, because SQLite before 3.51.3 corrupts a WAL that two connections write and
+    copy at once. `file`: the store's file, opened for this, and closed when no connection is open
+    any more, because a process that closes any descriptor of a file loses its locks on it.
+    `on_broken`: called with a sentence, from any thread, when nothing may be copied any more.
     """
 
     def __init__(
@@ -87,18 +87,18 @@ class Checkpointer:
         self._now = now
         self._last_slice = now()
         self._commit_bytes = 0
-        """Bytes that commits were handed since the last slice."""
+        """Bytes handed to commits since the last slice."""
         self._wal_bytes = 0
-        """About how much the WAL has grown since the last slice."""
+        """Approximate growth of the WAL since the last slice, in bytes."""
         self._frames = 0
-        """Frames in the WAL, as far as the last slice knows."""
+        """Frames in the WAL, as of the last slice."""
         self._row_changes = writer.total_changes
-        """Rows that the writer had changed by the last slice."""
+        """Number of rows that the writer had changed by the last slice."""
         self.has_rest = False
         """Whether the WAL has something that the file does not have for good."""
         self._sync_lock = threading.Lock()
         self._is_lost = False
-        """Whether copied pages may be lost: the WAL that has them must not start anew."""
+        """Whether copied pages may be lost. The WAL that has them must not start anew then."""
         self._flush_wanted = threading.Event()
         self._is_closing = False
         self._flush_thread = threading.Thread(
@@ -107,13 +107,13 @@ class Checkpointer:
         self._flush_thread.start()
 
     def on_commit(self, size: int) -> None:
-        """A commit has ended that was handed `size` bytes."""
+        """Note that a commit has ended that was handed `size` bytes."""
         self._commit_bytes += size
         self._wal_bytes += COMMIT_BYTES + size
         self.has_rest = True
 
     def is_due(self, *, is_free: bool) -> bool:
-        """Whether it is time for a slice; `is_free`: nobody waits for the writer."""
+        """Whether it is time for a slice. `is_free`: no task waits for the writer."""
         factor = 1 if is_free else BUSY_FACTOR
         is_much = (
             self._commit_bytes >= factor * SLICE_BYTES
@@ -124,15 +124,15 @@ class Checkpointer:
         return is_much and self._now() >= self._last_slice + SLICE_EVERY_S
 
     def advance(self) -> None:
-        """Copy a slice, or all that is left where the WAL is long."""
+        """Copy a slice, or everything that is left if the WAL is long."""
         if self._frames >= WHOLE_FRAMES:
             self.finish()
         else:
             self._guard(self._slice)
 
     def finish(self) -> None:
-        """Copy all that is left; where somebody reads what was there before, up to that, and the
-        rest the next time."""
+        """Copy everything that is left. If a reader still uses an earlier state, copy up to that,
+        and the rest the next time."""
         self._guard(self._finish)
 
     def release_mark(self) -> None:
@@ -156,8 +156,8 @@ class Checkpointer:
                 return  # SQLite takes it for durable: without the mark a commit would write over it
             self.release_mark()
             self._flush_wanted.set()
-        # Not read to its end, so that it is a reading transaction. With one statement: each of them
-        # gives up the interpreter's lock, and has to get it back from the loop.
+        # Not read to its end, so that it is a reading transaction. It is one statement, because
+        # each gives up the interpreter's lock, and has to get it back from the loop.
         self._mark_cursor = self._mark.execute("SELECT 1 FROM meta")
 
     def _finish(self) -> None:
@@ -169,7 +169,7 @@ class Checkpointer:
             self._flush_wanted.set()  # SQLite has synced nothing
 
     def _checkpoint(self, connection: sqlite3.Connection) -> bool:
-        """Copy up to the oldest reader; returns whether that was all."""
+        """Copy up to the oldest reader. Returns whether that was all."""
         ((is_busy, frames, copied),) = connection.execute(
             "PRAGMA wal_checkpoint(PASSIVE)"
         ).fetchall()
@@ -185,8 +185,9 @@ class Checkpointer:
                 return
 
     def _sync(self) -> bool:
-        """Fsync the file; returns whether it has for good what was copied. One at a time: Linux
-        reports a failed write once for each descriptor, whoever asks."""
+        """Fsync the file. Returns whether it has the copied pages for good. One call at a time,
+        because Linux reports a failed write once for each descriptor, to whichever caller comes
+        first."""
         with self._sync_lock:
             if not self._is_lost:
                 try:

@@ -23,51 +23,53 @@ from storage.rules.append import Effect, PartitionLog, ProducerLine
 
 OFFSET_BITS: Final = 40
 _CHUNK: Final = 5 * 1024
-"""zlib gives up the GIL for more than 5 KiB at once, and getting it back from a busy event loop
-takes up to its switch interval: in pieces, a checksum costs microseconds and not milliseconds."""
+"""Bytes given to zlib at once. It gives up the GIL for more than 5 KiB, and getting it back from a
+busy event loop takes up to its switch interval. In pieces, a checksum costs microseconds and not
+milliseconds."""
 _LARGE: Final = 128 * 1024
 CURSOR_VERSION: Final = 1
 Row = tuple[int | str | bytes | None, ...]
 Found = tuple[Any, ...]
-"""A row that SQLite answers: its columns are those of the statement."""
+"""A row of a result, with the columns of the statement."""
 
 
 class Transaction:
-    """The writer's connection, and the transaction of the batch that it is at."""
+    """The writer's connection, and the transaction of its present batch."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
 
     def begin(self) -> sqlite3.Connection:
-        """The connection inside the batch's transaction, for statements that change something."""
+        """Return the connection inside the batch's transaction, for statements that change
+        something."""
         if not self.connection.in_transaction:
             self.connection.execute("BEGIN IMMEDIATE")
         return self.connection
 
 
 def row_checksum(*fields: int | str | bytes | None, blob: bytes = b"") -> int:
-    """The checksum of a row; a large column goes into `blob`."""
+    """Return the checksum of a row; a large column goes into `blob`."""
     return zlib.crc32(blob, zlib.crc32(repr(fields).encode()))
 
 
 def signed(number: int) -> int:
-    """A 64-bit hash as SQLite keeps it."""
+    """Return a 64-bit hash as SQLite keeps it."""
     return number - (1 << 64) if number >> 63 else number
 
 
 def unsigned(number: int) -> int:
-    """The hash that `signed` was given."""
+    """Return the hash that `signed` was given."""
     return number & ((1 << 64) - 1)
 
 
 def pack_ranges(ranges: RangeSet) -> bytes:
-    """Two columns: firsts, lasts."""
+    """Pack two columns: firsts, lasts."""
     firsts, lasts = ranges.columns()
     return array("Q", firsts).tobytes() + array("Q", lasts).tobytes()
 
 
 def unpack_ranges(blob: bytes) -> RangeSet:
-    """The inverse of `pack_ranges`."""
+    """Unpack ranges; the inverse of `pack_ranges`."""
     half = len(blob) // 2
     return RangeSet(zip(array("Q", blob[:half]), array("Q", blob[half:]), strict=True))
 
@@ -80,20 +82,20 @@ CHECKSUM_REASON: Final = "the checksum does not match"
 
 
 def record_row_id(partition_row: int, offset: int) -> int:
-    """Where a record that begins at this offset is, or would be."""
+    """Return the row id of a record that begins at this offset, whether it exists or not."""
     return partition_row << OFFSET_BITS | offset
 
 
 def offset_of(row_id: int) -> int:
-    """The first offset of the record in this row."""
+    """Return the first offset of the record in this row."""
     return row_id & ((1 << OFFSET_BITS) - 1)
 
 
 def pack_record(
     partition_row: int, effect: Effect, published_unix_ms: int, header: bytes, sealed: bytes
 ) -> Row:
-    """The row of RECORD_COLUMNS. Skips are the indexes of messages that got no offset; NULL where
-    every message got one."""
+    """Return the row of RECORD_COLUMNS. Skips are the indexes of messages that got no offset; NULL
+    if every message got one."""
     appended = effect.appended
     row_id = record_row_id(partition_row, appended.first)
     fields = (appended.count, published_unix_ms, effect.size)
@@ -104,7 +106,7 @@ def pack_record(
 
 # enforces: P13, R30
 def unpack_record(row: Found, partition: Partition, sealer: Sealer) -> Record:
-    """The record of a row of RECORD_COLUMNS, opened.
+    """Return the opened record of a row of RECORD_COLUMNS.
 
     Raises:
         RecordDamaged: with the reason (R30).
@@ -129,7 +131,7 @@ def is_record_sound(row: Found) -> bool:
 
 
 def record_checksum(row_id: int, fields: tuple[int, ...], *blobs: bytes) -> int:
-    """The checksum of a record's row: its place, its numbers, its bytes."""
+    """Return the checksum of a record's row: its place, its numbers, its bytes."""
     crc = zlib.crc32(repr((row_id, fields)).encode())
     for blob in blobs:
         if len(blob) <= _CHUNK or len(blob) > _LARGE:
@@ -148,19 +150,20 @@ RETRY_COLUMNS: Final = "place, attempts, due_unix_ms, rejected, reason"
 
 
 def pack_retry(retry: Retry) -> tuple[int, int, int, int, bytes | None]:
-    """The row of RETRY_COLUMNS."""
+    """Return the row of RETRY_COLUMNS."""
     return retry.offset, retry.attempts, retry.due_unix_ms, int(retry.rejected), retry.nack
 
 
 def unpack_retry(
     offset: int, attempts: int, due_unix_ms: int, rejected: int, reason: bytes | None
 ) -> Retry:
-    """The inverse of `pack_retry`."""
+    """Return the retry of a row; the inverse of `pack_retry`."""
     return Retry(offset, attempts, due_unix_ms, reason, bool(rejected))
 
 
 def retry_checksum(cursor: int, *columns: Any) -> int:
-    """The checksum of RETRY_COLUMNS. Where the last two say nothing, that of schema version 1."""
+    """Return the checksum of RETRY_COLUMNS. If the last two are empty, it is that of schema version
+    1."""
     *numbers, rejected, reason = columns
     if not rejected and reason is None:
         return row_checksum(cursor, *numbers)
@@ -178,7 +181,7 @@ PARTITION_COLUMNS: Final = f"{PARTITION_CHANGES}, queue_id, number"
 
 # enforces: R2
 def pack_partition(log: PartitionLog) -> Row:
-    """The row of PARTITION_CHANGES."""
+    """Return the row of PARTITION_CHANGES."""
     row = (
         log.row_id,
         log.generation,
@@ -194,7 +197,7 @@ def pack_partition(log: PartitionLog) -> Row:
 
 
 def unpack_partition(row: Found) -> PartitionLog | None:
-    """The log of a row of PARTITION_COLUMNS; None: the row is damaged."""
+    """Return the log of a row of PARTITION_COLUMNS; None: the row is damaged."""
     *fields, checksum, queue_id, number = row
     if row_checksum(queue_id, number, *fields) != checksum:
         return None
@@ -220,14 +223,14 @@ LINE_COLUMNS: Final = "id, bucket, resolved, top, sequences, checksum"
 
 
 def pack_line(line: ProducerLine, partition_row: int, producer: bytes) -> Row:
-    """The row of LINE_COLUMNS."""
+    """Return the row of LINE_COLUMNS."""
     blob = line.sequences.tobytes() + line.offsets.tobytes()
     row = (line.row_id, line.bucket, line.resolved, line.top)
     return (*row, blob, row_checksum(partition_row, producer, *row, blob=blob))
 
 
 def unpack_line(row: Found, partition_row: int, producer: bytes) -> ProducerLine | None:
-    """The line of a row of LINE_COLUMNS; None: the row is damaged."""
+    """Return the line of a row of LINE_COLUMNS; None: the row is damaged."""
     *fields, blob, checksum = row
     if row_checksum(partition_row, producer, *fields, blob=blob) != checksum:
         return None
@@ -247,7 +250,7 @@ ROWS_MAX: Final = 64
 
 
 class BatchStatement:
-    """`head` (?,…),(?,…),… `tail`: a statement over any number of rows, `rows_max` at a time."""
+    """Statement over any number of rows, `rows_max` at a time: `head` (?,…),(?,…),… `tail`."""
 
     def __init__(self, head: str, columns: int, tail: str = "", rows_max: int = ROWS_MAX) -> None:
         self._head = head
@@ -264,14 +267,14 @@ class BatchStatement:
         return text
 
     def execute(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        """Run it over these rows; none: nothing happens."""
+        """Run it over these rows. Without any, nothing happens."""
         for low in range(0, len(rows), self._rows_max):
             some = rows[low : low + self._rows_max]
             connection.execute(self._text(len(some)), tuple(chain.from_iterable(some)))
 
 
 def insert(table: str, columns: str, rows_max: int = ROWS_MAX) -> BatchStatement:
-    """INSERT OR REPLACE into these columns."""
+    """Return an INSERT OR REPLACE into these columns."""
     count = columns.count(",") + 1
     return BatchStatement(
         f"INSERT OR REPLACE INTO {table} ({columns}) VALUES", count, rows_max=rows_max
@@ -279,8 +282,8 @@ def insert(table: str, columns: str, rows_max: int = ROWS_MAX) -> BatchStatement
 
 
 def update(table: str, columns: str) -> BatchStatement:
-    """UPDATE of rows by their id; the first column is the id. An upsert would first look for
-    conflicts in every other index."""
+    """Return an UPDATE of rows by their id; the first column is the id. An upsert would first look
+    for conflicts in every other index."""
     names = [name.strip() for name in columns.split(",")]
     changes = ", ".join(f"{name} = v.column{i}" for i, name in enumerate(names[1:], 2))
     return BatchStatement(
@@ -297,7 +300,7 @@ def delete_each(
     key: str,
     gone: Iterable[tuple[int, int]],
 ) -> None:
-    """DELETE the rows of these (owner, key): one statement per owner, because SQLite scans the
+    """DELETE the rows of these (owner, key), with one statement per owner, because SQLite scans the
     table for a list of pairs."""
     by_owner: dict[int, list[int]] = {}
     for owner_id, key_id in gone:

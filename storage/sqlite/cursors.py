@@ -1,8 +1,9 @@
-"""The cursors' part of the write state: hot cursors, and what of them has to be written.
+"""The cursors' part of the write state: hot cursors, and their changes that have to be written.
 
 A cursor's row holds all that it has passed, and is written in full while that is short. One with
-thousands of holes gets a row in `cursor_log` per commit, with the ranges that are new, until
-these are as long as the whole; so the bytes written follow what was settled, not what is held.
+thousands of holes gets a row in `cursor_log` per commit, with the ranges that are new, until these
+are as long as the whole. So the bytes written grow with the settled offsets, not with the held
+ones.
 
 Retries, side lines, parked keys, and the ranges that answer late acks have rows of their own beside
 the cursor's. They are exceptions: a cursor that only moves on has none of them.
@@ -24,7 +25,7 @@ from storage.sqlite.codec import Transaction, delete_each, insert, update
 
 _INSERT_RETRY: Final = insert("retry", f"cursor, {codec.RETRY_COLUMNS}, checksum")
 _INSERT_SIDE: Final = insert("side", "cursor, place, key_hash, checksum", rows_max=256)
-"""Rows of side lines come by the hundreds (P8)."""
+"""Statement for side lines, whose rows come by the hundreds (P8)."""
 _INSERT_LINE: Final = insert("side_line", "cursor, key_hash, entries, checksum")
 _INSERT_PARKED: Final = insert("parked", "cursor, key_hash, reason, since_unix_ms, checksum")
 _INSERT_DEAD: Final = insert("dead", "cursor, ranges, checksum")
@@ -34,7 +35,7 @@ Key = tuple[int, int]
 
 
 class SideRows:
-    """Rows that wait to be written; None, or a length of 0: the row goes."""
+    """Rows that wait to be written. None, or a length of 0: the row is deleted."""
 
     def __init__(self, transaction: Transaction, report: Callable[[str], None]) -> None:
         self._transaction = transaction
@@ -95,7 +96,7 @@ class SideRows:
                 self._report(f"damaged: what goes to the dead letters in {name}: it comes again")
 
     def find_aside(self, row_id: int, first: int, last: int) -> list[tuple[int, int]]:
-        """(offset, key hash) of the offsets in first..last that stand in a side line."""
+        """Return (offset, key hash) of the offsets in first..last that are in a side line."""
         if self._sides:
             self._flush_sides()
         rows = self._transaction.connection.execute(
@@ -132,7 +133,7 @@ class SideRows:
             self._ended[row_id] = codec.pack_ranges(cursor.ended)
 
     def flush(self) -> None:
-        """Write them, inside the batch's transaction."""
+        """Write the rows, inside the batch's transaction."""
         if self._sides or self._lines:
             self._flush_sides()
         if self._retries:
@@ -217,7 +218,8 @@ CURSORS_CACHED_WEIGHT_MAX: Final = 2_000_000
 """Entries of all cached cursors together (ranges, retries, lines, parked keys), ~100 bytes each."""
 WRITTEN_WHOLE_BYTES_MAX: Final = 2048
 _EPOCH_SALVAGED: Final = 1 << 32
-"""A damaged row does not say which epochs there were; its successor's lie above any of them."""
+"""Added to the epoch of a cursor whose row was damaged, because the row may not tell the epoch. The
+sum is above any epoch that there was."""
 
 _CURSOR: Final = "id, epoch, token, assignment, floor, passed, checksum"
 _INSERT_CURSOR = insert("cursor", f"{_CURSOR}, version, partition, group_id")
@@ -242,7 +244,7 @@ class StoredCursor:
 
 
 class CursorWriteState:
-    """Hot cursors, by place. `find_log` gives the log of a partition."""
+    """Hot cursors, by place. `find_log` returns the log of a partition."""
 
     def __init__(
         self,
@@ -268,7 +270,7 @@ class CursorWriteState:
     # --- Loading -------------------------------------------------------------------------------
 
     def find(self, place: CursorPlace) -> StoredCursor | None:
-        """The cursor of a group in a partition; None: there is none."""
+        """Return the cursor of a group in a partition; None: there is none."""
         stored = self._cursors.get(place)
         if stored is not None:
             self._cursors.move_to_end(place)
@@ -315,13 +317,13 @@ class CursorWriteState:
     def _salvage(
         self, place: CursorPlace, log: PartitionLog, row_id: int, epoch: int
     ) -> StoredCursor:
-        """A cursor whose row is damaged begins anew at the earliest retained message: what was
-        settled comes again, nothing is lost (P1 before P5)."""
+        """Begin a cursor whose row is damaged anew at the earliest retained message. Settled
+        messages come again, and nothing is lost (P1 before P5)."""
         self._damaged(place, "a cursor: the group begins anew at the earliest message")
         cursor = GroupCursor(log.start)
         cursor.epoch = _EPOCH_SALVAGED + (epoch if 0 <= epoch < _EPOCH_SALVAGED << 8 else 0)
         self._side_rows.load(row_id, cursor, _name(place))
-        cursor.forget_ended()  # it comes again
+        cursor.forget_ended()  # its messages come again
         for offset, _ in self._side_rows.find_aside(row_id, log.start, log.next_offset):
             cursor.passed.add(offset, offset)
         cursor.floor = cursor.passed.pop_prefix(cursor.floor)
@@ -335,7 +337,7 @@ class CursorWriteState:
     # --- Acts ----------------------------------------------------------------------------------
 
     def create(self, place: CursorPlace, partition_row: int, floor: int) -> None:
-        """Make the cursor; does nothing when it is there already."""
+        """Make the cursor; nothing happens if it exists already."""
         if self.find(place) is None:
             self._insert(place, partition_row, GroupCursor(floor))
 
@@ -347,8 +349,8 @@ class CursorWriteState:
         self.forget_examined(partition_row)
 
     def drop(self, place: CursorPlace) -> None:
-        """Forget it; its rows are garbage. Does nothing when it is not there. The write state is
-        flushed."""
+        """Drop the cursor; its rows are garbage then. Nothing happens if it does not exist. The
+        write state is flushed."""
         stored = self.find(place)
         if stored is None:
             return
@@ -360,8 +362,8 @@ class CursorWriteState:
         self.forget_examined(stored.partition_row)
 
     def replace(self, place: CursorPlace, partition_row: int, floor: int) -> None:
-        """Replace it by a fresh cursor with a row of its own, so that the old one's rows can leave
-        in slices. The write state is flushed."""
+        """Replace the cursor by a fresh one with a row of its own, so that the old one's rows can
+        be deleted in slices. The write state is flushed."""
         stored = self.find(place)
         if stored is None:
             raise AssertionError("the caller has found it")
@@ -383,7 +385,7 @@ class CursorWriteState:
 
     # enforces: P7
     def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
-        """Apply fenced changes; when one names what is not certified, none."""
+        """Apply fenced changes. If one names offsets that are not certified, none is applied."""
         found = [self.find(write.place) for write in writes]
         for write, stored in zip(writes, found, strict=True):
             log = self._find_log(write.place.partition)
@@ -421,7 +423,7 @@ class CursorWriteState:
     # --- Settled by all ------------------------------------------------------------------------
 
     def of_partition(self, partition_row: int, partition: Partition) -> list[StoredCursor]:
-        """Every group's cursor in the partition."""
+        """Return every group's cursor in the partition."""
         rows = self._connection.execute(
             "SELECT group_id FROM cursor WHERE partition = ?", (partition_row,)
         ).fetchall()
@@ -429,9 +431,9 @@ class CursorWriteState:
         return [stored for stored in found if stored is not None]
 
     def examined(self, partition_row: int) -> RangeSet:
-        """Offsets that trimming need not look at again; the trimmer adds to them. An offset that is
-        settled in a side line is taken out, since its record may go; all of them are forgotten when
-        the partition gets, loses or resets a cursor."""
+        """Return the offsets that trimming need not look at again; the trimmer adds to them. An
+        offset that is settled in a side line is taken out, because its record may be deleted. All
+        of them are forgotten when the partition gets, loses or resets a cursor."""
         return self._examined.setdefault(partition_row, RangeSet())
 
     def forget_examined(self, partition_row: int) -> None:
@@ -439,7 +441,7 @@ class CursorWriteState:
         self._examined.pop(partition_row, None)
 
     def aside_between(self, stored: StoredCursor, first: int, last: int) -> list[int]:
-        """Offsets in first..last that stand in its side lines, ascending."""
+        """Return the offsets in first..last that are in its side lines, ascending."""
         if not stored.cursor.lines:
             return []
         return [offset for offset, _ in self._side_rows.find_aside(stored.row_id, first, last)]
@@ -491,12 +493,12 @@ class CursorWriteState:
         self._weight -= self._weights.pop(place, 0)
 
     def forget_queue(self, queue_id: str) -> None:
-        """Forget the cursors of a queue that is gone."""
+        """Forget the cursors of a queue that was deleted."""
         for place in [p for p in self._cursors if p.partition.queue_id == queue_id]:
             self._evict(place)
 
     def shrink(self) -> None:
-        """After a commit: keep the cache within its bound."""
+        """Keep the cache within its bound. Called after a commit."""
         while self._weight > CURSORS_CACHED_WEIGHT_MAX and len(self._cursors) > 1:
             self._evict(next(iter(self._cursors)))
 

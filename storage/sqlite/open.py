@@ -1,4 +1,4 @@
-"""Opening the embedded store: one process, the right pragmas, the right schema, no damage.
+"""Opening of the embedded store: one process, the right pragmas, the right schema, no damage.
 
 Anything else stops the start with a sentence that says what to do about it.
 """
@@ -21,19 +21,19 @@ FILE: Final = "store.sqlite"
 """The store's name in a data folder."""
 APPLICATION_ID: Final = 0x544F4353  # "TOCS"
 SQLITE_MIN: Final = (3, 37, 0)
-"""STRICT tables; UPDATE FROM is older."""
+"""Oldest version with STRICT tables; UPDATE FROM is older."""
 STEPS: Final[tuple[str, ...]] = tuple(
     resources.files("storage.sqlite").joinpath(name).read_text(encoding="utf-8")
     for name in ("sqlite.sql", "sqlite_2.sql", "sqlite_3.sql")
 )
-"""SQL that makes schema version 1 of nothing, 2 of 1, and so on. A step is never changed once it
-has been released: the next version is one more step."""
+"""SQL that makes schema version 1 from nothing, 2 from 1, and so on. A step is never changed once
+it has been released; the next version is one more step."""
 QUICK_CHECK_BYTES_MAX: Final = 256 * 1_048_576
-"""After an unclean stop a file up to this size is checked before it is used, which takes seconds.
-A larger one would keep the broker away for minutes after every kill; there, the checksum of each
-row finds damage when the row is used."""
+"""Largest file that is checked after an unclean stop before it is used, which takes seconds. A
+larger one would keep the broker away for minutes after every kill. Its damage is found by the
+checksum of each row when the row is used."""
 WAL_BYTES_MAX: Final = 64 * 1_048_576
-"""The size that the WAL is cut down to after a burst."""
+"""Size to which the WAL is cut down after a burst."""
 _SYNCHRONOUS: Final = {"NORMAL": 1, "FULL": 2, "EXTRA": 3}
 
 
@@ -51,20 +51,20 @@ class StoreConnections:
     slicer: sqlite3.Connection
     """Copies from the WAL into the file (`storage.sqlite.checkpoint`), in the writer's thread."""
     file: int
-    """The file once more, for fsyncs of it beside the writer's."""
+    """The file once more, to fsync it beside the writer's connection."""
     incarnation: str
     lock: int
     synchronous: str
     was_clean: bool
 
     def close(self, *, is_broken: bool = False) -> None:
-        """Close the connections, then let go of the file. `is_broken`: nothing is copied out of the
-        WAL any more, which SQLite does when the last connection is closed: one stays open, and
-        nobody else may have the file, until the process has ended. A process that opened it before
-        would find in the shared index of the WAL what had been copied, and not copy it again."""
+        """Close the connections, then the file. `is_broken`: nothing may be copied out of the WAL
+        any more. SQLite copies when the last connection is closed, so one stays open, and no other
+        process may have the file until this one has ended. A process that opened it before would
+        see in the shared index of the WAL which pages had been copied, and not copy them again."""
         self.slicer.close()
         if is_broken:
-            # Not even the interpreter closes it when it ends.
+            # The interpreter does not close it either when it ends.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.mark))
             self.writer.close()
             self.reader.close()
@@ -72,14 +72,14 @@ class StoreConnections:
         self.reader.close()
         self.mark.close()
         self.writer.close()  # the last one: it checkpoints
-        os.close(self.file)  # behind them: SQLite's locks go with any descriptor that is closed
+        os.close(self.file)  # after them: SQLite's locks go with any descriptor that is closed
         os.close(self.lock)
 
 
 def open_store(
     path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = STEPS
 ) -> StoreConnections:
-    """Open the store in this file, making it when it is not there. Blocks.
+    """Open the store in this file, or make it if it does not exist. Blocks.
 
     Raises:
         Refused: storage_unavailable: in use, damaged, of a newer version, not a store, or on a
@@ -126,7 +126,8 @@ def open_store(
 
 
 def mark_clean(writer: sqlite3.Connection) -> None:
-    """The last write: the next start need not check the structure."""
+    """Write the mark of a clean stop, as the last write. The next start need not check the
+    structure."""
     writer.execute("UPDATE meta SET value = '1' WHERE name = 'clean'")
 
 
@@ -144,10 +145,10 @@ def _make_folder(folder: Path) -> None:
 
 # enforces: R31
 def _sync_wal(path: Path) -> None:
-    """What a start finds in the WAL may be in memory alone: who wrote it was killed before the
-    fsync (R31). [A publish that is sent again is answered of that row, without a write; then the
-    power goes.] Nothing that was there is written again, so no COMMIT need come that would sync
-    it."""
+    """Fsync the WAL, which a start may find in memory alone, because the process that wrote it was
+    killed before the fsync (R31). [A publish that is sent again is answered of that row, without a
+    write; then the power goes.] Nothing in it is written again, so no COMMIT may come that would
+    sync it."""
     with contextlib.suppress(FileNotFoundError):
         wal = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -166,8 +167,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def lock_store(path: Path) -> int:
-    """Hold the store in this file for this process; until the descriptor is closed, no other one
-    can. SQLite's own locks keep transactions apart, not processes: caches need the file alone.
+    """Lock the store in this file for this process, until the returned descriptor is closed.
+    SQLite's own locks keep transactions apart, not processes, and caches need the file alone.
 
     Raises:
         Refused: storage_unavailable: another process holds it.
@@ -188,7 +189,8 @@ def lock_store(path: Path) -> int:
 
 
 def _check_kind(writer: sqlite3.Connection, path: Path, version: int) -> None:
-    """Before anything is written: is this a store, and of a version that this program knows?"""
+    """Check, before anything is written, that this is a store of a version that this program
+    knows."""
     (application_id,) = writer.execute("PRAGMA application_id").fetchone()
     (tables,) = writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application_id != APPLICATION_ID and tables:
@@ -227,10 +229,10 @@ def _configure_writer(writer: sqlite3.Connection, synchronous: str) -> None:
 
 
 def check_pragmas(writer: sqlite3.Connection, synchronous: str) -> None:
-    """Read back what durability stands on: builds and file systems differ.
+    """Read back the settings on which durability depends, because builds and file systems differ.
 
     Raises:
-        Refused: SQLite does not do what it was told.
+        Refused: SQLite has other settings than it was given.
     """
     (mode,) = writer.execute("PRAGMA journal_mode").fetchone()
     if mode != "wal":

@@ -1,10 +1,10 @@
-"""Reading the embedded store, in a thread and on a connection of its own.
+"""Reads of the embedded store, in a thread and on a connection of its own.
 
-Each read is one short transaction: a long one would keep the WAL from being reset (R31). What is
-committed is certified (R10), so a read sees exactly what may leave. The functions here answer
-`push.storage_port.Storage` and `StorageInspection` on that connection.
+Each read is one short transaction, because a long one would keep the WAL from being reset (R31).
+Committed messages are certified (R10), so a read sees exactly those that may leave. The functions
+here answer `push.storage_port.Storage` and `StorageInspection` on that connection.
 
-Damaged records that a read meets are quarantined, by the writer, so that what is behind them flows
+Damaged records that a read meets are quarantined, by the writer, so that later ones are delivered
 (R30, P13).
 """
 
@@ -40,7 +40,7 @@ _BAD_MAX: Final = 64
 
 
 class StoreReader:
-    """The reading thread. It holds `readers` during each transaction. `on_corrupt` gets the
+    """The reading thread. It holds `readers` during each transaction. `on_corrupt` is called with a
     sentence when SQLite finds broken structure."""
 
     def __init__(
@@ -60,7 +60,7 @@ class StoreReader:
         self._thread.start()
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run it in one reading transaction.
+        """Run `work` in one reading transaction, and return its result.
 
         Raises:
             Refused: storage_unavailable: SQLite could not read.
@@ -94,7 +94,7 @@ class StoreReader:
             failure = Refused("storage_unavailable", f"the store cannot be read: {error}")
             if not isinstance(error, sqlite3.OperationalError):
                 self._on_corrupt(f"the store is damaged: {error}")
-        except Exception as error:  # a bug here must reach the caller, not end the thread
+        except Exception as error:  # a bug in `work` must reach the caller, not end the thread
             failure = error
 
         def resolve() -> None:
@@ -108,11 +108,12 @@ class StoreReader:
         try:
             self._loop.call_soon_threadsafe(resolve)
         except RuntimeError:
-            return  # the loop is closed: nobody waits
+            return  # the loop is closed, and no caller waits
 
 
 def log_of(connection: sqlite3.Connection, partition: Partition) -> PartitionLog | None:
-    """The row of a partition; None: there is none. Raises Refused: it is damaged."""
+    """Return the log in a partition's row; None: there is no row. Raises Refused if it is
+    damaged."""
     row = connection.execute(
         f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ? AND number = ?",
         partition,
@@ -121,7 +122,7 @@ def log_of(connection: sqlite3.Connection, partition: Partition) -> PartitionLog
 
 
 def unpack_log(row: codec.Found) -> PartitionLog:
-    """A row of PARTITION_COLUMNS. Raises Refused: it is damaged."""
+    """Return the log of a row of PARTITION_COLUMNS. Raises Refused if it is damaged."""
     log = codec.unpack_partition(row)
     if log is None:
         *_, queue_id, number = row
@@ -145,7 +146,7 @@ def read_records(
     if log is None:
         return Read((), 0, 0), []
     end = log.next_offset if until is None else max(0, min(until + 1, log.next_offset))
-    # Positions come from clients; and below the start there may be what was purged.
+    # Positions come from clients, and below the start there may be purged records.
     offset = min(max(offset, log.start), limits.OFFSET_MAX)
     base = log.row_id
     rows = connection.execute(
@@ -211,8 +212,8 @@ def read_each(
 def _damage(
     connection: sqlite3.Connection, log: PartitionLog, bad: dict[int, str], offset: int, end: int
 ) -> tuple[Damage, ...]:
-    """Damaged records of offset..end, those found now and those quarantined before: each group
-    and each reader has to be told."""
+    """Return damaged records of offset..end, those found now and those quarantined before, because
+    each group and each reader has to learn of them."""
     low = codec.record_row_id(log.row_id, 0)
     high = codec.record_row_id(log.row_id, end)
     known = connection.execute(
@@ -229,7 +230,7 @@ def _damage(
 
 
 def span(connection: sqlite3.Connection, log: PartitionLog, row_id: int) -> int:
-    """How many offsets a damaged record may have had: its own count may be what is damaged."""
+    """Return how many offsets a damaged record may have had. Its own count may be damaged."""
     (after,) = connection.execute(
         "SELECT min(id) FROM record WHERE id > ? AND id < ?",
         (row_id, codec.record_row_id(log.row_id, log.next_offset)),
@@ -241,8 +242,8 @@ def span(connection: sqlite3.Connection, log: PartitionLog, row_id: int) -> int:
 
 
 def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int) -> int:
-    """Answer `Storage.offset_at`, by bisection: exact where the clocks of publishers did not
-    run backwards, else one of the places where the time was crossed."""
+    """Answer `Storage.offset_at`, by bisection. It is exact if the clocks of publishers did not run
+    backwards, otherwise one of the places where the time was crossed."""
     log = log_of(connection, partition)
     if log is None:
         raise Refused("queue_not_found", "the storage has no such partition")
@@ -282,7 +283,8 @@ def read_side(
 
 
 TRIMMABLE_ROWS: Final = 1000
-"""Records that one slice of `trimmable` looks at: a reading transaction stays short (R31)."""
+"""Records that one slice of `trimmable` looks at, so that its reading transaction stays short
+(R31)."""
 
 
 def partition_states(connection: sqlite3.Connection, queue_id: str) -> list[PartitionState]:
@@ -383,7 +385,7 @@ def cursor_of(connection: sqlite3.Connection, place: CursorPlace) -> Cursor | No
 
 
 def _cursor(connection: sqlite3.Connection, place: CursorPlace) -> tuple[int, GroupCursor] | None:
-    """(row, cursor) with what it has passed; None: there is none."""
+    """Return (row, cursor), with the offsets that it has passed; None: there is none."""
     row = connection.execute(
         "SELECT cursor.id, floor, passed FROM cursor JOIN partition "
         "ON partition.id = cursor.partition WHERE queue_id = ? AND number = ? AND group_id = ?",
@@ -398,13 +400,13 @@ def _cursor(connection: sqlite3.Connection, place: CursorPlace) -> tuple[int, Gr
 
 
 def _ended(connection: sqlite3.Connection, row_id: int) -> RangeSet:
-    """The messages that were pushed and then settled by no ack."""
+    """Return the messages that were pushed and then settled by no ack."""
     row = connection.execute("SELECT ranges FROM ended WHERE cursor = ?", (row_id,)).fetchone()
     return codec.unpack_ranges(row[0]) if row is not None else RangeSet()
 
 
 def _dead(connection: sqlite3.Connection, row_id: int) -> DeadRanges:
-    """The ranges of a cursor that go to the dead letters."""
+    """Return the ranges of a cursor that go to the dead letters."""
     dead = DeadRanges()
     for (ranges,) in connection.execute("SELECT ranges FROM dead WHERE cursor = ?", (row_id,)):
         dead = dead_of(ranges)
@@ -412,7 +414,8 @@ def _dead(connection: sqlite3.Connection, row_id: int) -> DeadRanges:
 
 
 def _passed(connection: sqlite3.Connection, row_id: int, whole: bytes) -> RangeSet:
-    """The ranges that a cursor has passed: its row's ranges, and those of the commits since."""
+    """Return the ranges that a cursor has passed: its row's ranges, and those of the commits
+    since."""
     passed = codec.unpack_ranges(whole)
     for (ranges,) in connection.execute(
         "SELECT passed FROM cursor_log WHERE cursor = ? ORDER BY number", (row_id,)
@@ -430,7 +433,7 @@ def trimmable(
     keep_all: bool,
     after: int,
 ) -> tuple[int, int | None]:
-    """Answer `Storage.trimmable`. Reads no payload: its columns are the last ones."""
+    """Answer `Storage.trimmable`. Reads no payload, whose columns are the last ones."""
     log = log_of(connection, partition)
     if log is None:
         return 0, None
@@ -500,7 +503,7 @@ def parked_keys(connection: sqlite3.Connection, place: CursorPlace) -> list[Park
 def published(
     connection: sqlite3.Connection, places: Sequence[tuple[Partition, int]]
 ) -> list[int | None]:
-    """Answer `Storage.published`. Reads no payload: its columns are the last ones."""
+    """Answer `Storage.published`. Reads no payload, whose columns are the last ones."""
     return [_published(connection, partition, offset) for partition, offset in places]
 
 
@@ -523,8 +526,8 @@ def _published(connection: sqlite3.Connection, partition: Partition, offset: int
 
 
 def quarantine(state: WriteState, partition: Partition, row_ids: list[int]) -> None:
-    """Move these records to the quarantine, unless they are gone, purged, or sound after all: then
-    the reader met a fault of memory, or another reader was faster."""
+    """Move these records to the quarantine, unless they are deleted, purged, or sound after all. In
+    the last case the reader met a fault of memory, or another reader was faster."""
     state.flush()
     log = state.find(partition)
     if log is None:

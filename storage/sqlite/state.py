@@ -2,7 +2,7 @@
 
 Tasks decide on these values and change them; `flush` then writes all that changed with one
 statement per table. So a task that is refused has written nothing, an append needs no SELECT when
-its partition and producers are hot, and nothing is undone: when a commit fails the process stops.
+its partition and producers are hot, and nothing is undone: if a commit fails the process stops.
 Used by the writer's thread alone.
 
 Partitions and producer lines are here, and client ids (R8), which are compared whole and remembered
@@ -44,12 +44,13 @@ _FIND_IDS: Final = "SELECT digest, place, until_unix_ms, checksum FROM client_id
 _SLICE: Final = 2000
 """Rows deleted at a time."""
 _FREE_CHECK_S: Final = 0.5
-"""Between two looks at the free space: at 500 MB/s a disk loses less than the reserve."""
+"""Time between two looks at the free space. At 500 MB/s a disk loses less than the reserve in
+it."""
 
 
 class FreeSpace:
-    """The free space of the store's file system, looked at every _FREE_CHECK_S at most. Any
-    thread."""
+    """The free space of the store's file system, checked every _FREE_CHECK_S at most. Usable from
+    any thread."""
 
     def __init__(self, folder: Path, reserve_bytes: int) -> None:
         self._folder = folder
@@ -62,7 +63,7 @@ class FreeSpace:
         """Whether there is more than the reserve, so that new messages may be stored."""
         now = time.monotonic()
         if now - self._checked >= _FREE_CHECK_S:
-            self._checked = now  # first: other threads go by what is known meanwhile
+            self._checked = now  # first, so that other threads use the known value meanwhile
             self.free_bytes = self._look()
         return self.free_bytes >= self._reserve_bytes
 
@@ -103,7 +104,7 @@ class IdState:
 
     # enforces: R8
     def find(self, partition_row: int, digests: list[bytes], wall_unix_ms: int) -> dict[bytes, int]:
-        """The offsets of those of these ids that are remembered."""
+        """Return the offsets of those of these ids that are remembered."""
         found: dict[bytes, int] = {}
         ask: list[bytes] = []
         for digest in digests:
@@ -143,7 +144,7 @@ class IdState:
         self.unwritten.clear()
 
     def drop_passed(self, partition_row: int, wall_unix_ms: int) -> bool:
-        """Delete a slice of the ids whose time has passed; whether there may be more."""
+        """Delete a slice of the ids whose time has passed. Returns whether there may be more."""
         buckets = self.buckets(partition_row)
         for until in buckets.passed(wall_unix_ms):
             gone = self._transaction.begin().execute(
@@ -158,12 +159,12 @@ class IdState:
 
 
 PARTITIONS_CACHED_MAX: Final = 20_000
-"""About 1 KiB each."""
+"""Partitions whose logs are cached, about 1 KiB each."""
 LINES_CACHED_MAX: Final = 50_000
 LINE_ENTRIES_CACHED_MAX: Final = 2_000_000
 """Sequences of all cached lines together, 16 bytes each."""
 PARTITION_ROWS_MAX: Final = 1 << 22
-"""A record's row id has 63 bits, 40 of them for the offset."""
+"""Largest number of a partition's row. A record's row id has 63 bits, 40 of them for the offset."""
 
 _INSERT_PARTITION = insert("partition", codec.PARTITION_COLUMNS)
 _UPDATE_PARTITION = update("partition", codec.PARTITION_CHANGES)
@@ -195,8 +196,8 @@ class WriteState:
         self._space = space
         self._partitions: OrderedDict[Partition, PartitionLog] = OrderedDict()
         self._totals: WeakValueDictionary[str, QueueTotal] = WeakValueDictionary()
-        """The totals of the queues that have a partition in memory. The logs hold a total: it goes
-        with the last of them, when all that moved it has been written."""
+        """The totals of the queues that have a partition in memory. The logs hold a total. It
+        disappears with the last of them, when all that moved it has been written."""
         self._lines: OrderedDict[LineKey, ProducerLine] = OrderedDict()
         self._line_entries: dict[LineKey, int] = {}
         self._entries = 0
@@ -205,12 +206,12 @@ class WriteState:
         self._moved_lines: set[LineKey] = set()
         self._records: list[codec.Row] = []
         self.records_written = 0
-        """Records of the last transaction that wrote any."""
+        """Number of records in the last transaction that wrote any."""
         self._dropped = Dropped()
         self.has_garbage = bool(
             self._connection.execute("SELECT 1 FROM garbage LIMIT 1").fetchone()
         )
-        """Whether rows of something that was dropped may be left; the trimmer deletes them."""
+        """Whether rows of something that was dropped may be left, which the trimmer deletes."""
         self.swept_bucket = 0
         """The bucket of time up to which the trimmer has swept the lines of idle producers."""
         self.ids = IdState(self.transaction, report)
@@ -219,14 +220,14 @@ class WriteState:
         self._next_line_row = 1 + self._highest("producer", "")
 
     def _highest(self, table: str, kind: str) -> int:
-        """The highest row number in use, also by garbage that is not swept yet."""
+        """Return the highest row number in use, also by garbage that is not swept yet."""
         highest = f"SELECT max(id) FROM {table}"
         waiting = "SELECT max(id) FROM garbage WHERE kind = ?"
         rows = self._connection.execute(f"{highest} UNION ALL {waiting}", (kind,)).fetchall()
         return max(row[0] or 0 for row in rows)
 
     def wall_unix_ms(self) -> int:
-        """The wall clock."""
+        """Return the time of the wall clock."""
         return int(self._wall() * 1000)
 
     def is_sweep_due(self) -> bool:
@@ -236,7 +237,7 @@ class WriteState:
     # --- Partitions ----------------------------------------------------------------------------
 
     def find(self, partition: Partition) -> PartitionLog | None:
-        """The partition's log; None: there is none.
+        """Return the partition's log; None: there is none.
 
         Raises:
             Refused: storage_unavailable: its row is damaged.
@@ -261,8 +262,9 @@ class WriteState:
         return log
 
     def _total(self, queue_id: str) -> QueueTotal:
-        """The queue's total. Read from the file only while no partition of the queue is in memory,
-        so that its rows are the truth; one that is damaged counts nothing, and takes nothing."""
+        """Return the queue's total. It is read from the file only while no partition of the queue
+        is in memory, so that its rows are the truth. A damaged row counts nothing, and takes
+        nothing."""
         total = self._totals.get(queue_id)
         if total is None:
             total = self._totals[queue_id] = QueueTotal()
@@ -276,25 +278,25 @@ class WriteState:
         return total
 
     def get(self, partition: Partition) -> PartitionLog:
-        """The partition's log; raises Refused where there is none."""
+        """Return the partition's log. Raises Refused if there is none."""
         log = self.find(partition)
         if log is None:
             raise Refused("queue_not_found", f"the storage has no queue {partition.queue_id}")
         return log
 
     def changed(self, log: PartitionLog) -> None:
-        """The log's row has to be written."""
+        """Note that the log's row has to be written."""
         self._changed_partitions[log.row_id] = log
 
     def queue(self, queue_id: str) -> list[PartitionLog]:
-        """The queue's partitions by number; empty: unknown."""
+        """Return the queue's partitions by number; empty: unknown."""
         rows = self._connection.execute(
             "SELECT number FROM partition WHERE queue_id = ? ORDER BY number", (queue_id,)
         ).fetchall()
         return [self.get(Partition(queue_id, number)) for (number,) in rows]
 
     def with_starts(self, queue_id: str, starts: Sequence[Start]) -> list[tuple[PartitionLog, int]]:
-        """Each partition of a queue with the floor that its start means."""
+        """Return each partition of a queue with the floor that its start means."""
         logs = self.queue(queue_id)
         if not logs:
             raise Refused("queue_not_found", f"the storage has no queue {queue_id}")
@@ -303,7 +305,7 @@ class WriteState:
         return [(log, start_floor(s, log)) for log, s in zip(logs, starts, strict=True)]
 
     def create_queue(self, queue_id: str, partitions: int) -> None:
-        """Make those of its partitions that are not there."""
+        """Make the partitions of a queue that do not exist."""
         self._dropped.check_queue(queue_id)
         there = {log.partition.number for log in self.queue(queue_id)}
         numbers = [number for number in range(partitions) if number not in there]
@@ -318,7 +320,7 @@ class WriteState:
             _INSERT_PARTITION.execute(self.transaction.begin(), rows)
 
     def drop_queue(self, queue_id: str) -> None:
-        """Drop its partitions and cursors, whose rows are garbage from now on."""
+        """Drop a queue's partitions and cursors, whose rows are garbage from now on."""
         self.flush()
         rows = self._connection.execute(
             "SELECT id, number FROM partition WHERE queue_id = ?", (queue_id,)
@@ -341,7 +343,7 @@ class WriteState:
 
     # enforces: R27
     def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
-        """Seal it here; sealed already: where it was."""
+        """Seal a partition at its end, which is returned. If it is sealed already, return where."""
         log = self.get(partition)
         if log.sealed_at is None:
             log.sealed_at, log.successors = log.next_offset, tuple(successors)
@@ -424,7 +426,8 @@ class WriteState:
             return ProducerLine(bucket)
         line = codec.unpack_line(row, *key)
         if line is None:
-            # Its messages are there; only a repetition of one in flight would not be recognised.
+            # The messages are in the log. Only a repetition of one in flight would not be
+            # recognised.
             self.report(f"the row of a producer in partition row {key[0]} is damaged: begun anew")
             line_row, *_ = row
             return ProducerLine(bucket, row_id=line_row)
@@ -470,7 +473,8 @@ class WriteState:
         self._moved_lines.clear()
 
     def shrink(self) -> None:
-        """After a commit, when nothing waits to be written: keep the caches within bounds."""
+        """Keep the caches within bounds. Called after a commit, when nothing waits to be
+        written."""
         while len(self._partitions) > PARTITIONS_CACHED_MAX:
             _, log = self._partitions.popitem(last=False)
             self.ids.forget(log.row_id)
@@ -482,14 +486,14 @@ class WriteState:
     # --- Cursors -------------------------------------------------------------------------------
 
     def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
-        """Make its missing cursors."""
+        """Make a group's missing cursors."""
         places = self.with_starts(queue_id, starts)
         self._dropped.check_group(group_id)
         for log, floor in places:
             self.cursors.create(CursorPlace(group_id, log.partition), log.row_id, floor)
 
     def drop_group(self, group_id: str, queue_id: str) -> None:
-        """Drop its cursors, whose rows are garbage from now on."""
+        """Drop a group's cursors, whose rows are garbage from now on."""
         self.flush()
         for log in self.queue(queue_id):
             self.cursors.drop(CursorPlace(group_id, log.partition))
@@ -497,7 +501,7 @@ class WriteState:
         self.has_garbage = True
 
     def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
-        """Replace its cursors by fresh ones."""
+        """Replace a group's cursors by fresh ones."""
         self.flush()
         places = [
             (CursorPlace(group_id, log.partition), log, floor)

@@ -121,12 +121,12 @@ class SqliteStorage:
     ) -> "SqliteStorage":
         """Open the store in this file, or make it.
 
-        `free_bytes_reserve`: below so much free space publishing stops. `synchronous`: with NORMAL
-        acknowledged messages, or the file, are lost with the power. `on_fatal`: called once
+        `free_bytes_reserve`: the free space below which publishing stops. `synchronous`: with
+        NORMAL acknowledged messages, or the file, are lost with the power. `on_fatal`: called once
         on the event loop, with a sentence, when a commit failed or the file turned out to be
-        broken: nothing is accepted any more, and the process should stop (R31). `wall`: unix
-        clock in seconds. `steps`: the schema and its migrations. `sealer`: called by the writer
-        and the reader, in their threads.
+        broken. Nothing is accepted any more then, and the process should stop (R31). `wall`: unix
+        clock in seconds. `steps`: the schema and its migrations. `sealer`: called by the writer and
+        the reader, in their threads.
 
         Raises:
             Refused: storage_unavailable, with a sentence: in use, damaged, of a newer version.
@@ -160,32 +160,31 @@ class SqliteStorage:
     # --- Queues and groups ---------------------------------------------------------------------
 
     async def incarnation(self) -> str:
-        """Made with the store; another one only after a restore (R30)."""
+        """Return the incarnation, which is made with the store. Only a restore makes another one
+        (R30)."""
         return self._connections.incarnation
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
-        """Make those of its partitions that are not there."""
         await self._writer.submit(partial(self._state.create_queue, queue_id, partitions))
 
     async def drop_queue(self, queue_id: str) -> None:
-        """When this returns, the queue is durably gone; its space comes back in slices, also
-        after a restart."""
+        """Delete the queue, durably when this returns. Its space comes back in slices, also after a
+        restart."""
         await self._writer.submit(partial(self._state.drop_queue, queue_id))
 
     async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
-        """Make its missing cursors, durable when this returns (R11)."""
         await self._writer.submit(partial(self._state.create_group, group_id, queue_id, starts))
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
-        """Drop the group's cursors and side lines, as `drop_queue` does."""
+        """Drop the group's cursors and side lines. Their space comes back in slices, also after a
+        restart."""
         await self._writer.submit(partial(self._state.drop_group, group_id, queue_id))
 
     async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
-        """Put fresh cursors at `starts`, under raised epochs."""
         await self._writer.submit(partial(self._state.seek, group_id, queue_id, starts))
 
     async def purge(self, queue_id: str, group_id: str | None) -> int:
-        """Drop all messages there; their space comes back in slices."""
+        """Drop all messages there. Their space comes back in slices."""
         return await self._writer.submit(partial(purge, self._state, queue_id, group_id))
 
     # --- Messages ------------------------------------------------------------------------------
@@ -206,7 +205,7 @@ class SqliteStorage:
     async def read(
         self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
     ) -> Read:
-        """Certified records. What is damaged is reported and put aside (R30)."""
+        """Read certified records. Damaged ones are reported and quarantined (R30)."""
         result, bad = await self._read(
             lambda connection: reading.read_records(
                 connection, partition, offset, bytes_max, until=until, sealer=self._sealer
@@ -219,7 +218,6 @@ class SqliteStorage:
     async def read_each(
         self, partition: Partition, offsets: Sequence[int], bytes_max: int
     ) -> tuple[Record | None, ...]:
-        """Certified records, one per offset."""
         found, bad = await self._read(
             lambda connection: reading.read_each(
                 connection, partition, offsets, bytes_max, self._sealer
@@ -236,7 +234,6 @@ class SqliteStorage:
         )
 
     async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
-        """Delete a slice of what nobody needs (R12)."""
         freed, more, slices, enough = 0, True, 0, limits.TRIM_BYTES_PER_COMMIT_MAX
         while more and (not freed or (slices < SLICES and freed < enough)):
             gone, more = await self._writer.submit(
@@ -249,7 +246,6 @@ class SqliteStorage:
     async def trimmable(
         self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
     ) -> tuple[int, int | None]:
-        """How much `trim` would delete, in slices."""
         due_unix_ms = self._state.wall_unix_ms() - int(retention_s * 1000)
         return await self._read(
             lambda connection: looking.trimmable(
@@ -258,7 +254,6 @@ class SqliteStorage:
         )
 
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
-        """Accept no further append (R27)."""
         return await self._writer.submit(partial(self._state.seal, partition, successors))
 
     # --- Cursors -------------------------------------------------------------------------------
@@ -266,7 +261,6 @@ class SqliteStorage:
     async def own(
         self, place: CursorPlace, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:
-        """Raise and persist the epoch (R14, R15)."""
         return await self._writer.submit(
             lambda: self._state.cursors.own(
                 place, token=token, assignment=assignment, epoch_seen=epoch_seen
@@ -274,13 +268,12 @@ class SqliteStorage:
         )
 
     def write_cursors(self, writes: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
-        """Fenced cursor changes (R16, R18, R29). They begin at once."""
+        """Make fenced cursor changes (R16, R18, R29). They begin at once."""
         return self._writer.submit(partial(self._state.cursors.write, writes))
 
     async def read_side(
         self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
-        """Offsets of a key's side line, in order."""
         return await self._read(
             lambda connection: reading.read_side(connection, place, key_hash, after, count_max)
         )
@@ -288,35 +281,28 @@ class SqliteStorage:
     # --- Looking -------------------------------------------------------------------------------
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
-        """Every partition of a queue."""
         return await self._read(lambda connection: looking.partition_states(connection, queue_id))
 
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
-        """Every cursor of a group."""
         return await self._read(
             lambda connection: looking.cursor_states(connection, queue_id, group_id)
         )
 
     async def cursor(self, place: CursorPlace) -> Cursor | None:
-        """A cursor, as it is durable."""
         return await self._read(lambda connection: looking.cursor_of(connection, place))
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
-        """When what stands there was published."""
         return await self._read(lambda connection: looking.published(connection, places))
 
     async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
-        """Where messages stand for a group, as far as it is durable."""
         return await self._read(
             lambda connection: looking.standings(connection, place, first, last)
         )
 
     async def parked(self, place: CursorPlace) -> list[ParkedLine]:
-        """The parked keys of a (group, partition), by hash."""
         return await self._read(lambda connection: looking.parked_keys(connection, place))
 
     def on_certified(self, wake_up: WakeUp) -> None:
-        """Register the one wake-up."""
         self._writer.wake_up = wake_up
 
     async def state(self) -> StorageState:
@@ -346,9 +332,10 @@ class SqliteStorage:
         )
 
     async def copy_to(self, path: Path, progress: CopyProgress) -> None:
-        """A copy of the store in a new file, fsynced when this returns, while everything goes on:
-        with all that was acknowledged before this call, and perhaps what came during it. The
-        folder is not fsynced. Cancelled or raising: the file is incomplete, or not there.
+        """Copy the store into a new file, fsynced when this returns, while everything goes on. The
+        copy has all that was acknowledged before this call, and perhaps some of what came during
+        it. The folder is not fsynced. If this is cancelled or raises, the file is incomplete, or
+        does not exist.
 
         Raises:
             Refused: storage_full, storage_unavailable, with a sentence.
@@ -360,7 +347,7 @@ class SqliteStorage:
         await self._writer.copy(BackupCopy(path, reserve_bytes=reserve_bytes, progress=progress))
 
     async def close(self) -> None:
-        """Finish what was accepted, then close. Again: nothing happens."""
+        """Finish what was accepted, then close. A second call does nothing."""
         if self._closed:
             return
         self._closed = True

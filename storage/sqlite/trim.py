@@ -1,13 +1,13 @@
 """Deletion in the embedded store, in slices (R31): settled records, purged queues, garbage.
 
 Trimming looks at each settled offset once (R12). The cursors remember per partition which offsets
-it has examined: there, everything is gone, or pinned by an offset that somebody has not settled.
+it has examined. Their records are deleted, or pinned by an offset that some group has not settled.
 When that offset is settled, it counts as new, and its record is looked at again. So neither a stuck
-head nor a million records behind it are scanned twice.
+head nor a million records after it are scanned twice.
 
 A purge is one task, however much it drops (R12). The cursors begin anew at the end, and the
 partitions' rows say that nothing below it is retained; no read goes below that. The records
-themselves leave in slices afterwards.
+themselves are deleted in slices afterwards.
 
 Sweeping deletes rows of dropped queues and groups, and the lines of idle producers (R6).
 """
@@ -27,11 +27,11 @@ from storage.sqlite.cursors import StoredCursor
 from storage.sqlite.state import WriteState
 
 _ROWS: Final = 1000
-"""Deleted in one commit, at most."""
+"""Most rows deleted in one commit."""
 
 
 def purge(state: WriteState, queue_id: str, group_id: str | None) -> int:
-    """`Storage.purge`, within the writer's batch."""
+    """Do `Storage.purge`, within the writer's batch."""
     state.flush()
     logs = state.queue(queue_id)
     if not logs:
@@ -67,8 +67,8 @@ def _purge_group(state: WriteState, logs: list[PartitionLog], group_id: str) -> 
 
 
 def sweep_purged(state: WriteState, log: PartitionLog) -> int:
-    """Delete a slice of the records below the partition's start, which nobody sees any more; the
-    bytes. There are some after a purge only."""
+    """Delete a slice of the records below the partition's start, which no client sees any more.
+    Returns the bytes. Such records exist only after a purge."""
     low, high = _below_start(log)
     connection = state.transaction.connection
     rows = connection.execute(
@@ -88,15 +88,15 @@ def sweep_purged(state: WriteState, log: PartitionLog) -> int:
 
 
 def _below_start(log: PartitionLog) -> tuple[int, int]:
-    """The row ids of what lies there, as far as there is something."""
+    """Return the row ids of the records below the start, as far as there may be some."""
     low = codec.record_row_id(log.row_id, 0)
     return low, codec.record_row_id(log.row_id, log.start) - 1
 
 
 LOOKS: Final = 128
 """Records looked at, and statements, in one slice: half a millisecond or one, and as much more for
-who shares its transaction. Where transactions write many records, twice as many as those do: there
-may be one slice to each, and what is trimmed must not fall behind."""
+tasks that share its transaction. If transactions write many records, a slice has twice as many as
+they do, because each may have only one slice, and trimming must not fall behind."""
 SLICES: Final = 8
 """Slices of a partition until others have their turn."""
 _GARBAGE_ROWS: Final = 1000
@@ -108,13 +108,12 @@ _KEYS: Final = {
     "dead": "cursor",
     "cursor_log": "number",
 }
-"""The column of each table that tells rows of a cursor from each other, where that is no
-`place`."""
+"""The column by which rows of a cursor are distinguished in each table, if that is not `place`."""
 _EMPTY_LINE = update("producer", "id, bucket, resolved, top, sequences, checksum")
 
 
 class Trimmer:
-    """Deletes. Used by the writer's thread alone, between other acts."""
+    """Deletion in slices. Used by the writer's thread alone, between other acts."""
 
     def __init__(self, state: WriteState) -> None:
         self._state = state
@@ -163,7 +162,7 @@ class Trimmer:
     # --- Garbage and idle producers ------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Delete one slice of what nobody sees any more."""
+        """Delete one slice of rows that no client sees any more."""
         row = self._connection.execute("SELECT kind, id FROM garbage LIMIT 1").fetchone()
         if row is None:
             self._state.has_garbage = False
@@ -218,8 +217,8 @@ class Trimmer:
 
     # enforces: R6
     def _sweep_lines(self) -> None:
-        """Once per bucket of time, reduce the lines of idle producers to their watermark, and
-        delete those of forgotten ones (R6). Lines in memory age when they are used."""
+        """Reduce the lines of idle producers to their watermark, and delete those of forgotten ones
+        (R6), once per bucket of time. Lines in memory age when they are used."""
         bucket = line_bucket(self._state.wall_unix_ms())
         if bucket <= self._state.swept_bucket:
             return
@@ -322,7 +321,7 @@ class _Slice:
         return True
 
     def _rows(self, first: int, last: int) -> list[tuple[int, int, int, int, int]]:
-        """Records from the one that holds `first` on. The blobs themselves are not read."""
+        """Return records from the one that holds `first` on. The blobs themselves are not read."""
         low = codec.record_row_id(self._log.row_id, 0)
         at = codec.record_row_id(self._log.row_id, first)
         return self._connection.execute(

@@ -1,7 +1,7 @@
-"""Looking through an embedded store at rest: its structure, and the checksum of each row (R30).
+"""Check of an embedded store at rest: its structure, and the checksum of each row (R30).
 
-Nothing is written. Damage is counted, never raised: what one page has lost must not hide what
-another one has.
+Nothing is written. Damage is counted, never raised, because the damage of one page must not hide
+the contents of another.
 """
 
 import sqlite3
@@ -18,10 +18,10 @@ from storage.sqlite import codec
 from storage.sqlite.open import APPLICATION_ID, STEPS
 
 FINDINGS_MAX: Final = 20
-"""Sentences about the structure; a badly torn file has thousands."""
+"""Most sentences about the structure; a badly torn file has thousands."""
 _ROWS_AT_ONCE: Final = 256
 RowProgress = Callable[[int, int], None]
-"""(rows looked at, rows there are)."""
+"""(rows looked at, rows in all)."""
 
 
 def _partition_is_sound(row: codec.Found) -> bool:
@@ -76,11 +76,11 @@ _TABLES: Final[dict[str, tuple[str, Callable[[codec.Found], bool]]]] = {
     "ended": ("cursor, ranges, checksum", _ended_is_sound),
     "dead": ("cursor, ranges, checksum", _plain_is_sound),
 }
-"""Each table with what its rows' soundness is seen from."""
+"""Tables, each with its columns and the check of a row's soundness."""
 
 
 def _tables(schema_version: int) -> dict[str, tuple[str, Callable[[codec.Found], bool]]]:
-    """_TABLES of a store that an earlier program may have written."""
+    """Return _TABLES for a store that an earlier program may have written."""
     tables = {name: one for name, one in _TABLES.items() if schema_version > 2 or name != "dead"}
     if schema_version > 1:
         return tables
@@ -98,19 +98,20 @@ class StoreReport:
     damaged: dict[str, int] = field(default_factory=dict)
     """Rows that are not as they were written, by table; those without any are left out."""
     quarantined: int = 0
-    """Records that were found damaged while the broker worked, and put aside: no news."""
+    """Number of records that were found damaged while the broker worked, and quarantined. They are
+    no news."""
     sealed: int = 0
-    """Records whose payloads are sealed."""
+    """Number of records whose payloads are sealed."""
     unopened: int = 0
-    """Sound ones among those that were tried that do not open."""
+    """Number of sound sealed records that do not open, of those that were tried."""
     schema_version: int = 0
     incarnation: str = ""
     queue_ids: set[str] = field(default_factory=set)
 
 
 def verify_store(path: Path, progress: RowProgress, sealer: Sealer | None = None) -> StoreReport:
-    """Look through the store in this file, which no process has open. Blocks, for long. With a
-    `sealer` every payload is opened, too.
+    """Check the store in this file, which no process has open. Blocks, for long. With a `sealer`
+    every payload is opened, too.
 
     Raises:
         Refused: storage_unavailable: the sealer cannot have its keys at the moment.
@@ -127,13 +128,13 @@ def verify_store(path: Path, progress: RowProgress, sealer: Sealer | None = None
 
 
 def open_at_rest(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write, to an SQLite file that nobody uses. Where a write-ahead log
-    stands beside it, that is part of it."""
+    """Open an SQLite file that no process uses, with a connection that cannot write. A write-ahead
+    log beside it is part of it."""
     wal = Path(f"{path}-wal")
     how = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)
     connection.isolation_level = None
-    # Damaged text is to be counted, and not to end the counting.
+    # Damaged text has to be counted, and must not end the counting.
     connection.text_factory = lambda raw: raw.decode(errors="surrogateescape")
     connection.execute("PRAGMA cell_size_check = ON")
     connection.execute("PRAGMA trusted_schema = OFF")
@@ -168,7 +169,7 @@ def _look_at_structure(connection: sqlite3.Connection, report: StoreReport) -> N
 
 
 class _Payloads:
-    """Counts what of the records is sealed, and what of that does not open."""
+    """Counts of sealed records, and of those that do not open."""
 
     def __init__(
         self, connection: sqlite3.Connection, report: StoreReport, sealer: Sealer | None
@@ -179,7 +180,7 @@ class _Payloads:
         self._places: dict[int, Partition] = {}
 
     def look(self, rows: list[codec.Found]) -> None:
-        """Records, as they were found sound or not."""
+        """Look at records that were found sound or not."""
         for row in rows:
             if not (isinstance(row[-1], bytes) and is_sealed(row[-1])):
                 continue
@@ -193,7 +194,7 @@ class _Payloads:
                 self._report.unopened += 1
 
     def _place(self, row_id: int) -> Partition | None:
-        """None: what it belongs to is damaged, or on its way out."""
+        """Return the partition of a row. None: its row is damaged, or it is being deleted."""
         if row_id not in self._places:
             row = self._connection.execute(
                 "SELECT queue_id, number FROM partition WHERE id = ?", (row_id,)
@@ -239,7 +240,7 @@ def _look_at_rows(
     try:
         ids = connection.execute("SELECT DISTINCT queue_id FROM partition").fetchall()
     except sqlite3.DatabaseError:
-        return  # said already
+        return  # reported already
     report.queue_ids = {queue_id for (queue_id,) in ids}
 
 
@@ -247,7 +248,7 @@ def _count(connection: sqlite3.Connection, table: str) -> int:
     try:
         (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
     except sqlite3.DatabaseError:
-        return 0  # what cannot be read is found again when its rows are
+        return 0  # rows that cannot be read are found again in their table
     return int(count)
 
 

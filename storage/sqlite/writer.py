@@ -1,30 +1,29 @@
 """The writer of the embedded store: one thread, one connection, one transaction at a time.
 
 While a commit runs, the next tasks queue up; together they are the next transaction. That is the
-group commit: as large as the load makes it, never delayed by a timer. A background task, which
-nobody waits for, goes with each transaction, one at a time, so that it delays nobody either.
+group commit: as large as the load makes it, never delayed by a timer. A background task, which no
+caller waits for, goes with each transaction, one at a time, so that it delays no other task.
 
 The loop hands tasks over to the writer's thread, and both need the interpreter's lock for nearly
 all they do. Two devices keep a small commit from waiting for it:
 
 `SharedCore` keeps the writer's thread on the core of the loop while commits are small. Linux puts a
-thread that wakes up on a core that is idle, so each turn woke another core, which takes a tenth of
-a millisecond where it was halted, and found nothing of what the other thread had just written in
-its caches. On one core a turn is a switch. With large commits there is enough that needs no lock
-(SQLite, the kernel), and two cores do more. The loop itself runs wherever the kernel puts it:
-threads and processes that it starts would stay where it was kept. [`bench --scenario open10k`, five
-runs of each in turns: p99 17.8 ms, 21.5 without, p50 9.4 and 10.2, 2 % less CPU time; with the loop
-kept there, too, 15.2, and once 62. `batch100` on one core: a seventh fewer messages.]
+thread that wakes up on a core that is idle, so each turn woke another core. That takes a tenth of a
+millisecond if the core was halted, and its caches have nothing of what the other thread has just
+written. On one core a turn is a switch. With large commits there is enough work that needs no lock
+(SQLite, the kernel), and two cores do more. The loop itself runs wherever the kernel puts it,
+because threads and processes that it starts would stay where it was kept. measured:
+docs/benchmarks/tuning.md
 
 `CommitHandoff` gives the interpreter's lock to the writer's thread from the beginning of a commit
 until its COMMIT. A thread that has slept wakes up on another core, and only then asks for the lock.
 The loop, which goes from socket to socket, gives the lock up at each of them for as long as a read
-takes, is back before the other one has woken up, and each time the half millisecond begins anew
-after which Python would make it wait. So the writer began up to six milliseconds after it had been
-handed a commit, and between two statements waited as long again. [Each event of both threads traced
-under `bench --scenario open10k`.] Therefore the loop waits for as long as the statements take. It
-would need the lock for anything else that it did meanwhile; for the fsync, which needs no lock, it
-does not wait.
+takes. It is back before the other thread has woken up, and each time the half millisecond begins
+anew after which Python would make it wait. So the writer began milliseconds after it had been
+handed a commit, and waited as long again between two statements (measured:
+docs/benchmarks/tuning.md). Therefore the loop waits for as long as the statements take. It would
+need the lock for anything else that it did meanwhile. For the fsync, which needs no lock, it does
+not wait.
 """
 
 import asyncio
@@ -55,7 +54,7 @@ from storage.sqlite.trim import Trimmer
 T = TypeVar("T")
 BYTES_PER_COMMIT_MAX: Final = 8 * 1_048_576
 TASKS_PER_COMMIT_MAX: Final = 4096
-"""Bounds of one transaction: for memory, and for the time that others wait."""
+"""Most tasks of one transaction, for memory, and for the time that others wait."""
 _BATCHES_PER_SWEEP: Final = 16
 """Batches between two slices of garbage under load."""
 IDLE_S: Final = 0.25
@@ -63,38 +62,39 @@ IDLE_S: Final = 0.25
 BACKGROUND_S: Final = 0.005
 """Time without another transaction after which a background task has one of its own."""
 _COMMITS_PER_WAL_CHECK: Final = 64
-"""Between two looks at the length of the WAL; 64 of the largest commits are 512 MiB."""
+"""Commits between two looks at the length of the WAL; 64 of the largest are 512 MiB."""
 SMALL_BYTES: Final = 128 * 1024
-"""Up to this size a task keeps the writer on the loop's core."""
+"""Largest size of a task that keeps the writer on the loop's core."""
 PINNED_S: Final = 0.25
-"""Time for which it is kept there: a store that is idle keeps its thread nowhere."""
+"""Time for which it is kept there. An idle store keeps its thread nowhere."""
 UNPINNED_S: Final = 1.0
-"""Time after a large task in which the writer runs wherever the kernel puts it."""
+"""Time after a large task for which the writer runs wherever the kernel puts it."""
 HANDOFF_S_MAX: Final = 0.002
-"""For so long at most the loop waits; it serves nobody meanwhile."""
+"""Longest time that the loop waits. It does nothing else meanwhile."""
 HANDOFF_BYTES_MIN: Final = 4 * 1024
-"""With less the loop has hardly anything else to do, and gives the lock up of itself."""
+"""Size below which the loop has hardly anything else to do, and gives the lock up by itself."""
 HANDOFF_BYTES_MAX: Final = 128 * 1024
-"""A larger commit takes longer than the loop waits, and is begun no sooner for it."""
+"""Size above which a commit takes longer than the loop waits, and would begin no sooner."""
 
 
 class Cores:
-    """The kernel's interface: `sched_getcpu(3)`, `sched_setaffinity(2)`. Raises AttributeError
-    where there is no such thing."""
+    """The kernel's interface: `sched_getcpu(3)`, `sched_setaffinity(2)`. Raises AttributeError if
+    the system does not have them."""
 
     def __init__(self) -> None:
-        # PyDLL keeps the interpreter's lock, as the other two do: the writer, woken up by one task,
-        # would begin without those that are handed over behind it in the same turn of the loop.
+        # PyDLL keeps the interpreter's lock, as the other two do. Otherwise the writer, woken up by
+        # one task, would begin without those that are handed over after it in the same turn of the
+        # loop.
         self.current: Callable[[], int] = ctypes.PyDLL(None).sched_getcpu
-        """The core that the caller runs on."""
+        """Return the core that the caller runs on."""
         self.allowed: Callable[[int], set[int]] = os.sched_getaffinity
-        """The cores that a thread may run on."""
+        """Return the cores that a thread may run on."""
         self.pin: Callable[[int, set[int]], None] = os.sched_setaffinity
         """Restrict a thread to these cores."""
 
 
 def cores() -> Cores | None:
-    """The cores of this machine; None where they cannot be chosen."""
+    """Return the cores of this machine; None if they cannot be chosen."""
     with contextlib.suppress(AttributeError, OSError):  # macOS
         return Cores()
     return None
@@ -102,20 +102,20 @@ def cores() -> Cores | None:
 
 class SharedCore:
     """The core of one store's writer. Everything happens in the loop's thread; `writer` is the
-    native id of the other one. With `cores` None nothing ever happens."""
+    native id of the writer's. If `cores` is None, nothing ever happens."""
 
     def __init__(self, loop: AbstractEventLoop, writer: int, cores: Cores | None) -> None:
         self._loop = loop
         self._cores = cores
         self._writer = writer
         self._allowed: set[int] = set()
-        """Where the writer may run otherwise; empty while it is not pinned."""
+        """The cores where the writer may run otherwise; empty while it is not pinned."""
         self._core = -1
         self._unpinned_until = float("-inf")
         self._timer: TimerHandle | None = None
 
     def on_task(self, size: int) -> None:
-        """A task of this size is on its way to the writer."""
+        """Note that a task of this size is on its way to the writer."""
         if size > SMALL_BYTES:
             self.release()
             self._unpinned_until = self._loop.time() + UNPINNED_S
@@ -131,7 +131,7 @@ class SharedCore:
         try:
             allowed = self._allowed or cores.allowed(self._writer)
             if len(allowed) < 2 or current not in allowed:
-                # There is nothing to choose, or somebody has put it elsewhere: ask again later.
+                # There is no choice, or another program has pinned it; try again later.
                 self._unpinned_until = self._loop.time() + UNPINNED_S
                 return
             cores.pin(self._writer, {current})
@@ -144,8 +144,8 @@ class SharedCore:
         self._core = current
 
     def release(self) -> None:
-        """Let the writer run wherever the kernel puts it; does nothing while it is not pinned. If
-        somebody else has put it somewhere meanwhile, it stays there."""
+        """Let the writer run wherever the kernel puts it. Nothing happens while it is not pinned,
+        or if another program has pinned it elsewhere meanwhile."""
         allowed, self._allowed = self._allowed, set()
         if self._timer is not None:
             self._timer.cancel()
@@ -157,8 +157,8 @@ class SharedCore:
 
 
 class CommitHandoff:
-    """Hands the interpreter's lock from the loop to the writer's thread. Everything here happens
-    under that lock, but for the waiting itself."""
+    """Hand-over of the interpreter's lock from the loop to the writer's thread. Everything here
+    happens under that lock, except the waiting itself."""
 
     def __init__(self) -> None:
         self.is_idle = False
@@ -166,8 +166,8 @@ class CommitHandoff:
         self._gate: threading.Lock | None = None
 
     def prepare(self, size: int) -> bool:
-        """Called by the loop, before it hands `size` bytes over; returns whether it is to `wait`
-        once everything is handed over that goes with them."""
+        """Prepare for `size` bytes, before the loop hands them over. Returns whether the loop
+        should `wait` once everything is handed over that goes with them."""
         if not (self.is_idle and HANDOFF_BYTES_MIN <= size <= HANDOFF_BYTES_MAX):
             return False
         self.is_idle = False
@@ -176,14 +176,15 @@ class CommitHandoff:
         return True
 
     def wait(self) -> None:
-        """Called by the loop: wait until the writer is at its COMMIT, or has ended without one;
-        HANDOFF_S_MAX at most. Does nothing when it is there already."""
+        """Wait in the loop until the writer is at its COMMIT, or has ended without one, for
+        HANDOFF_S_MAX at most. Nothing happens if it is there already."""
         gate = self._gate
         if gate is not None:
             gate.acquire(timeout=HANDOFF_S_MAX)
 
     def release(self) -> None:
-        """Called by the writer when what needs the lock is done. Does nothing when nobody waits."""
+        """End the waiting of the loop, from the writer, when everything that needs the lock is
+        done. Nothing happens if the loop does not wait."""
         gate, self._gate = self._gate, None
         if gate is not None:
             gate.release()
@@ -197,7 +198,7 @@ class WriteTask:
     future: "asyncio.Future[Any]"
     size: int
     is_background: bool = False
-    """Whether nobody waits for it, see `StoreWriter.submit`."""
+    """Whether no caller waits for it, see `StoreWriter.submit`."""
 
 
 Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
@@ -205,7 +206,7 @@ Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 class StoreWriter:
     """Executes tasks in their order. After a failed commit it refuses everything (R31). `readers`
-    is held by whoever reads the file."""
+    is held during each reading transaction."""
 
     def __init__(
         self,
@@ -218,12 +219,12 @@ class StoreWriter:
         on_fatal: Callable[[str], None] | None,
     ) -> None:
         self.failure = ""
-        """Why nothing is accepted any more; empty while all is well."""
+        """The reason why nothing is accepted any more; empty while all is well."""
         self.wake_up: WakeUp | None = None
         self.commits = 0
         self._commit_s = Histogram()
         self.took = (Took("fsync", "", "", self._commit_s),)
-        """How long each COMMIT took, its fsync included. The thread's; to be read from any."""
+        """Duration of each COMMIT, its fsync included. Changed by the thread, and read by any."""
         self._connection: sqlite3.Connection = connections.writer
         self._state = state
         self._trimmer = trimmer
@@ -233,9 +234,9 @@ class StoreWriter:
         self._readers = readers
         self._queue: queue.SimpleQueue[WriteTask | None] = queue.SimpleQueue()
         self._background: deque[WriteTask] = deque()
-        """The thread's: background tasks that have been taken from the queue."""
+        """Background tasks that have been taken from the queue. Used by the thread alone."""
         self._last_commit = float("-inf")
-        """When the last transaction of others ended."""
+        """The time at which the last transaction of others ended."""
         self._copies: deque[BackupCopy] = deque()
         self._batches = 0
         self._checkpointer = Checkpointer(
@@ -255,14 +256,14 @@ class StoreWriter:
     def submit(
         self, run: Callable[[], T], size: int = 0, *, is_background: bool = False
     ) -> "asyncio.Future[T]":
-        """Execute a task: it is handed over when this returns, and the future has its answer once
-        that is durable. Giving the future up does not take the task back. `is_background`: nobody
-        waits for it. One of these goes with each transaction of others, in front of them, and alone
-        where nobody else comes.
+        """Execute a task. It is handed over when this returns, and the future has its answer once
+        that is durable. Giving the future up does not take the task back. `is_background`: no
+        caller waits for it. One of these goes with each transaction of others, in front of them, or
+        alone if no others come.
 
         What the future raises:
-            Unknown: the commit failed, or nobody knows whether it did.
-            TocsinError: what the task itself raised; it changed nothing. Refused: nothing is
+            Unknown: the commit failed, or it is not known whether it did.
+            TocsinError: the task itself raised it, and changed nothing. Refused: nothing is
                 accepted any more.
         """
         future: asyncio.Future[T] = self._loop.create_future()
@@ -276,13 +277,13 @@ class StoreWriter:
         return future
 
     def refuse(self, why: str) -> None:
-        """Accept nothing any more; what was accepted is executed."""
+        """Accept nothing any more. Accepted tasks are executed."""
         self._refusal = why
         self._core.release()
 
     async def copy(self, copy: BackupCopy) -> None:
         """Copy the store, with all that was accepted before this call, while tasks go on. Raises
-        what `BackupCopy.wait` and `submit` raise."""
+        the errors of `BackupCopy.wait` and `submit`."""
         if self.failure:
             raise Refused("storage_unavailable", self.failure)
         begun: asyncio.Future[None] = self._loop.create_future()
@@ -296,7 +297,8 @@ class StoreWriter:
         self._thread.join()
 
     def fail(self, reason: str) -> None:
-        """Accept nothing any more, and notify whoever can stop the process. From any thread."""
+        """Accept nothing any more, and report the reason, so that the process is stopped. From any
+        thread."""
         if not self.failure:
             self.failure = reason
             if self._on_fatal is not None:
@@ -306,7 +308,7 @@ class StoreWriter:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
-            return  # the loop is closed: nobody waits
+            return  # the loop is closed, and no caller waits
 
     # --- In the thread -------------------------------------------------------------------------
 
@@ -346,7 +348,7 @@ class StoreWriter:
 
     def _next_batch(self) -> list[WriteTask]:
         """Wait for the next tasks. While there are none, background tasks have their turn, and then
-        the file gets everything."""
+        everything is copied into the file."""
         batch: list[WriteTask] = []
         while not (batch or self._closing or self.failure):
             wait_s: float | None = None
@@ -367,7 +369,7 @@ class StoreWriter:
         return self._with_background_task(batch)
 
     def _next_task(self, wait_s: float | None) -> WriteTask | None:
-        """Wait for a task; raises queue.Empty when that takes too long."""
+        """Wait for a task. Raises queue.Empty if that takes too long."""
         self._handoff.is_idle = True
         try:
             return self._queue.get(timeout=wait_s)
@@ -375,8 +377,8 @@ class StoreWriter:
             self._handoff.is_idle = False
 
     def _with_background_task(self, batch: list[WriteTask]) -> list[WriteTask]:
-        """The batch with a background task, if there is one, in front. It flushes the state first,
-        which has nothing yet of the other tasks."""
+        """Return the batch with a background task, if there is one, in front. It flushes the state
+        first, which has nothing yet of the other tasks."""
         return [self._background.popleft(), *batch] if self._background else batch
 
     def _execute(self, batch: list[WriteTask]) -> None:
@@ -388,12 +390,12 @@ class StoreWriter:
             busy_sweep = self._batches % _BATCHES_PER_SWEEP == 0 and self._state.has_garbage
             self._commit(batch, sweep=busy_sweep)
             self._handoff.release()
-            if not batch[-1].is_background:  # others stand behind it
+            if not batch[-1].is_background:  # others follow it
                 self._last_commit = time.perf_counter()
 
     def _collect(self, *first: WriteTask | None) -> list[WriteTask]:
-        """Take everything that is queued, within the bounds, behind what was taken before; wait for
-        at least one task. Background tasks are put aside. Sets `_closing` when it meets the end:
+        """Take everything that is queued, within the bounds, after the tasks taken before; wait for
+        at least one task. Background tasks are put aside. Sets `_closing` when it meets the end;
         nothing is left aside then."""
         batch: list[WriteTask] = []
         size = 0
@@ -438,9 +440,9 @@ class StoreWriter:
                 if self.commits % _COMMITS_PER_WAL_CHECK == 0:
                     self._truncate_wal()
         except Exception as error:
-            # The state is ahead of the file now, and after a failed fsync nobody knows what the
-            # file is: the process has to start again from it. [Pages are marked clean after a
-            # failed fsync: a second COMMIT succeeds, and lies.]
+            # The state is ahead of the file now, and after a failed fsync the contents of the file
+            # are unknown, so the process has to start again from it. [Pages are marked clean after
+            # a failed fsync: a second COMMIT succeeds, and lies.]
             reason = f"a commit failed ({type(error).__name__}: {error}): stopped"
             self.fail(reason)
             self._call(self._deliver, [(task.future, None, Unknown(reason)) for task in batch], {})
@@ -454,8 +456,8 @@ class StoreWriter:
 
     # enforces: R31
     def _truncate_wal(self) -> None:
-        """Readers that never pause keep the WAL from starting anew: when it has grown too long,
-        they wait until it has been copied into the file and cut (R31)."""
+        """Copy the WAL into the file and cut it, if it has grown too long, while readers wait
+        (R31). Readers that never pause keep it from starting anew."""
         if self._wal.exists() and self._wal.stat().st_size > WAL_BYTES_MAX:
             with self._readers:
                 self._checkpointer.release_mark()

@@ -1,4 +1,5 @@
-"""Observation of a shard of a Cluster, for a manager: its servers, and whom every node knows."""
+"""Observation of a shard of a Cluster, for a manager: its servers, and the nodes that every node
+knows."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,11 +15,11 @@ from storage.redis.replication import fields
 
 NODES: Final = pack("CLUSTER", "NODES")
 Known = Mapping[str, tuple[str, str]]
-"""Id → (where it is, whom it replicates or "")."""
+"""Id → (its place, the id of the node that it replicates or "")."""
 
 
 def known_nodes(nodes: bytes) -> dict[str, tuple[str, str]]:
-    """Whom a node knows, by what it answers to CLUSTER NODES; itself among them.
+    """Return the nodes that a node knows, itself among them, by its answer to CLUSTER NODES.
 
     Source: https://redis.io/docs/latest/commands/cluster-nodes/
     """
@@ -33,7 +34,7 @@ def known_nodes(nodes: bytes) -> dict[str, tuple[str, str]]:
 
 
 class ClusterObserver:
-    """Looks at one shard. `holder`, `term`: the manager for whom it does."""
+    """Observer of one shard. `holder`, `term`: the manager for which it looks."""
 
     def __init__(self, watched: WatchedShard, cache: ConnectionCache) -> None:
         self._watched = watched
@@ -88,7 +89,7 @@ class ClusterObserver:
         )
 
     def _learn(self, primary: str, known: Known) -> None:
-        """The ids of the primary and of who follows it, which the shard is to remember."""
+        """Learn the ids of the primary and of its replicas, which the shard has to remember."""
         own = next((node_id for node_id, (place, _) in known.items() if place == primary), "")
         kin = {place: one for one, (place, of) in known.items() if own in (one, of)}
         self._learned = {place: one for place, one in kin.items() if self._ids.get(place) != one}
@@ -96,7 +97,8 @@ class ClusterObserver:
     async def _nodes(
         self, primary: str
     ) -> tuple[dict[str, tuple[Known, ShardServer]], dict[str, str]]:
-        """All nodes that any of them knows, and that the shard remembers, as far as they answer."""
+        """Return all nodes that any of them knows, and that the shard remembers, as far as they
+        answer."""
         answered: dict[str, tuple[Known, ShardServer]] = {}
         silent: dict[str, str] = {}
         wanted = {primary, *self._ids}
@@ -124,7 +126,7 @@ class ClusterObserver:
 
 
 class ClusterReplicaControl:
-    """Acts on one shard of a Cluster; as `storage.redis.ops.failover.ReplicaControl`."""
+    """Acts on one shard of a Cluster, like those of `storage.redis.ops.failover.ReplicaControl`."""
 
     def __init__(self, watched: WatchedShard, cache: ConnectionCache) -> None:
         self._watched = watched
@@ -145,7 +147,7 @@ class ClusterReplicaControl:
         return True
 
     async def _with_bus(self, place: str, meet: bytes) -> bytes:
-        """With the port of the node's bus, where it is not the usual one."""
+        """Return the command with the port of the node's bus, if it is not the usual one."""
         (told,) = await self._servers.ask(place, [pack("CONFIG", "GET", "cluster-port")])
         port = int(as_mapping(told).get("cluster-port", "0"))
         return pack("CLUSTER", "MEET", *address_of(place), port) if port else meet

@@ -1,7 +1,7 @@
-"""Examination of a shard's servers: each with what is wrong with it.
+"""Examination of a shard's servers, each with its problems.
 
 A broker examines them before it starts, and an operator at any time (`tocsin admin doctor`). Each
-server is asked: any of them may become the primary.
+server is queried, because any of them may become the primary.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ Role = Literal["primary", "replica"]
 
 @dataclass(frozen=True, slots=True)
 class ExaminedServer:
-    """A server of a shard. `problems`: settings that break a promise, a sentence each; `unasked`:
-    why it could not be asked, "" where it could."""
+    """A server of a shard. `problems`: settings that break a promise, a sentence each. `unasked`:
+    the reason why it could not be queried; "" if it could."""
 
     place: Address
     role: Role
@@ -37,8 +37,8 @@ class ExaminedServer:
 @dataclass(frozen=True, slots=True)
 class ExaminedShard:
     """A shard. `incarnation`, `replicas` (how many could be elected): None before it was
-    provisioned. `doubts`: why the level `all` is not met now, a sentence each. `out`: the places of
-    replicas that are not counted, until they are back and whole."""
+    provisioned. `doubts`: the reasons why the level `all` is not met now, a sentence each. `out`:
+    the places of replicas that are not counted, until they are back and whole."""
 
     servers: tuple[ExaminedServer, ...]
     incarnation: str | None
@@ -48,12 +48,12 @@ class ExaminedShard:
 
     @property
     def problems(self) -> list[str]:
-        """The broken promises, each with its server: with any of these no broker starts."""
+        """The broken promises, each with its server. With any of these no broker starts."""
         return [f"{one.place}: {why}" for one in self.servers for why in one.problems]
 
 
 async def examined(settings: Settings) -> ExaminedShard:
-    """Raises Refused(storage_unavailable): there is no primary that answers."""
+    """Examine a shard's servers. Raises Refused(storage_unavailable) if no primary answers."""
     link = await settings.open()
     try:
         info = await settings.ask(link, pack("INFO", "replication"))

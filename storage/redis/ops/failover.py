@@ -1,9 +1,9 @@
 """Acts of a manager on the servers of a shard (`push.replicas` has them), each act fenced.
 
-An act is not done where a manager of a later term has been. The fence is a hash beside the shard's,
-which the first look of a manager's term writes at the primary and which replicas have from there.
-An act on a server watches it: between the look at the term and the act nobody else can have begun
-there unnoticed.
+An act is not done at a server where a manager of a later term has been. The fence is a hash beside
+the shard's, which the first look of a manager's term writes at the primary and which replicas have
+from there. An act on a server watches it, so that no other manager can have begun there unnoticed
+between the look at the term and the act.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ INFO_PERIOD: Final = ("SENTINEL", "DEBUG", "info-period")
 INFO_PERIOD_MS: Final = 10_000
 SOON_MS: Final = 100
 LOOKS_MAX: Final = 20
-"""So often it is looked whether a Sentinel has heard of those that are there."""
+"""Number of checks whether a Sentinel knows the replicas again."""
 LINK: Final = pack("INFO", "replication")
 KEEP_USERS: Final = pack("ACL", "SAVE")
 KEEP_SETTINGS: Final = pack("CONFIG", "REWRITE")
@@ -40,11 +40,11 @@ class ReplicaControl:
         self._cache = cache
 
     async def do(self, act: ReplicaAct, holder: str, term: int) -> bool:
-        """Do it, for this manager; whether it was done. What is answered as not done may have been,
-        in part: it is safe to do it again.
+        """Do an act for this manager. Returns whether it was done. An act that is answered as not
+        done may have been, in part; it is safe to do it again.
 
         Raises:
-            Outdone: a later manager has been there.
+            TermSuperseded: a later manager has been there.
             Refused, Unknown: it cannot be done now, with a sentence.
         """
         match act:
@@ -75,9 +75,9 @@ class ReplicaControl:
     async def fenced(
         self, at: str, words: list[bytes], holder: str, term: int, *, must_be_linked: bool = False
     ) -> None:
-        """All of these or none, if no later manager has been there. A server that has come back
-        may not have heard of one before it has what its upstream has: what would matter then is
-        told only to one whose link is up (`must_be_linked`), or that is the primary."""
+        """Do all of these or none, if no later manager has been there. A server that has come back
+        may not know of one before it has everything from its upstream. If `must_be_linked`, only a
+        server whose link is up, or that is the primary, is changed; others are Refused."""
         key = self._watched.settings.managed
         whose = pack("HMGET", key, "holder", "term")
         _, (before, term_before), link = await self.ask(at, [pack("WATCH", key), whose, LINK])
@@ -96,9 +96,10 @@ class ReplicaControl:
                 raise unavailable(f"{at}: {reply}")
 
     async def _forget(self, sentinel: str, expected: frozenset[str]) -> None:
-        """Have it forget, and hear of these at once: it asks the primary who follows it every ten
-        seconds, also behind a RESET, and publishing waits until the next one may forget. What it
-        does not take of that (`SENTINEL DEBUG`) costs time alone; nor is it kept in its file.
+        """Have a Sentinel forget its replicas, and learn of the `expected` ones soon. It queries
+        the primary for its replicas every ten seconds, also after a RESET, and publishing waits
+        until the next Sentinel may forget. So its period is shortened meanwhile (`SENTINEL DEBUG`).
+        If it refuses that, it only takes longer. Its file does not keep the period.
 
         Source: sentinel.c, sentinelResetMaster and sentinelSendPeriodicCommands (info_refresh)
         """
@@ -115,12 +116,12 @@ class ReplicaControl:
             await self._cache.try_ask(sentinel, [pack(*INFO_PERIOD, period_ms)])
 
     async def _known_to(self, sentinel: str) -> frozenset[str]:
-        """The replicas that it knows. Raises Refused."""
+        """Return the replicas that it knows. Raises Refused."""
         (rows,) = await self.ask(sentinel, [pack("SENTINEL", "REPLICAS", self._watched.name)])
         return frozenset(map(place_of, rows_of(rows)))
 
     async def ask(self, at: str, words: list[bytes]) -> list[Any]:
-        """The replies. Raises Refused."""
+        """Send commands, and return the replies. Raises Refused."""
         replies = await self._cache.try_ask(at, words)
         if isinstance(replies, str):
             raise unavailable(f"{at}: {replies}")
@@ -128,7 +129,8 @@ class ReplicaControl:
 
 
 def is_linked(replication: bytes) -> bool:
-    """Whether a server has what its upstream has, or is the primary, by its INFO replication.
+    """Whether a server has everything from its upstream, or is the primary, by its INFO
+    replication.
 
     Source: https://redis.io/docs/latest/commands/info/
     """
@@ -139,9 +141,9 @@ def is_linked(replication: bytes) -> bool:
 
 
 def info_period_ms(told: list[Any] | str) -> int:
-    """How often a Sentinel asks for INFO, by what it answers to SENTINEL DEBUG: names and values in
-    turns. As it is when nothing was said, where that cannot be told, or where a manager has ended
-    before it said so again."""
+    """Return how often a Sentinel queries INFO, by its answer to SENTINEL DEBUG, which has names
+    and values in turns. If it did not say, or says the short period of a manager that ended before
+    it set it back, the result is INFO_PERIOD_MS."""
     words = told[0] if isinstance(told, list) and isinstance(told[0], list) else []
     for name, value in zip(words[::2], words[1::2], strict=False):
         if isinstance(name, bytes) and name.lower() == b"info-period" and int(value) > SOON_MS:
@@ -150,8 +152,9 @@ def info_period_ms(told: list[Any] | str) -> int:
 
 
 async def count(watched: WatchedShard, act: RecordReplicas, holder: str, term: int) -> bool:
-    """On every replica that is counted before and after; those that come and go have it, or are
-    given it, by the order in which a manager acts. As `ReplicaControl.do`."""
+    """Record the replicas on every one that is counted before and after. Those that come and go
+    have the record, or are given it, by the order in which a manager acts. Returns and raises like
+    `ReplicaControl.do`."""
     settings = watched.settings
     link = await settings.open()
     try:

@@ -1,7 +1,7 @@
 """Observation of a shard for a manager: its servers, its Sentinels, and how full it is.
 
-Each server and Sentinel is asked, at about the same moment, about itself and about the others. How
-full a storage cluster is its primaries say, past the connections of gateways.
+Each server and Sentinel is queried, at about the same moment, about itself and about the others.
+The primaries say how full a storage cluster is, past the connections of gateways.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ SERVER: Final = (
     pack("ACL", "LIST"),
 )
 UNHEARD_S: Final = 3.0
-"""Who has said nothing to the primary for so long and does not answer is not asked again sooner:
-each time takes a second, and publishing may be waiting. One that is frozen, or cut off, stays
-attached for most of a minute."""
+"""Time since its last sign to the primary from which a server that does not answer is not queried
+again soon. Each query takes a second, and publishing may be waiting. A server that is frozen, or
+cut off, stays attached for most of a minute."""
 _USER: Final = b"user:"
 
 
 class TermSuperseded(Exception):
-    """A later manager has been here: this one does nothing there any more. `term`: of that one."""
+    """A later manager, of this `term`, has been here. This one does nothing there any more."""
 
     def __init__(self, term: int) -> None:
         super().__init__(f"a manager of the term {term} has been here")
@@ -40,8 +40,8 @@ class TermSuperseded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WatchedShard:
-    """A shard to look at. `guards`: where its Sentinels are, which call its primary `name`; none:
-    the primary is at `home` for good, or `in_cluster`, where `settings` find it."""
+    """A shard to look at. `guards`: the places of its Sentinels, which call its primary `name`.
+    None: the primary is at `home` for good, or `in_cluster`, where `settings` find it."""
 
     settings: Settings
     reach: Reach
@@ -60,8 +60,9 @@ async def managed_at(
     term: int,
     learned: Mapping[str, str],
 ) -> tuple[int, frozenset[str], dict[str, str]] | str:
-    """(R, who is out, the user of each server) as the shard has it, or why it does not say. It is
-    this manager's from now on, and keeps what was learned of users. Raises TermSuperseded."""
+    """Return (R, the replicas that are out, the user of each server) as the shard has it, or the
+    reason why it does not say. It is this manager's from now on, and keeps the users that were
+    `learned`. Raises TermSuperseded."""
     settings = watched.settings
     words = [word for pair in learned.items() for word in pair]
     replies = await cache.try_ask(
@@ -88,13 +89,13 @@ async def managed_at(
 
 
 class ShardObserver:
-    """Looks at one shard. `holder`, `term`: the manager for whom it does."""
+    """Observer of one shard. `holder`, `term`: the manager for which it looks."""
 
     def __init__(self, watched: WatchedShard, cache: ConnectionCache) -> None:
         self._watched = watched
         self._cache = cache
         self._users: dict[str, str] = {}
-        """The users that the shard has."""
+        """Users that the shard has."""
         self._learned: dict[str, str] = {}
         """Users that the shard does not have yet."""
         self._unheard: dict[str, tuple[float, str]] = {}
@@ -164,7 +165,8 @@ class ShardObserver:
     async def _servers(
         self, primary: str, sentinels: Iterable[Sentinel], out: frozenset[str]
     ) -> tuple[dict[str, ShardServer], dict[str, str]]:
-        """All that anybody knows, the primary first: it says who else is attached."""
+        """Query all servers that any of them knows, the primary first, because it says which others
+        are attached."""
         known = {place for one in sentinels for place in one.replicas}
         wanted = (known | set(self._users) | out) - {primary, ""}
         first = await self._server(primary) if primary else "nobody is named"
@@ -248,29 +250,30 @@ def rows_of(reply: Any) -> list[dict[str, str]]:
 
 
 def place_of(row: Mapping[str, str]) -> str:
-    """Where one of them is."""
+    """Return the place that a row names."""
     return f"{row['ip']}:{row['port']}"
 
 
 def _named(sentinels: Iterable[Sentinel]) -> str:
-    """Whom most of them name; "": none says anything."""
+    """Return the primary that most of them name; "": none names any."""
     names = [one.primary for one in sentinels]
     return max(sorted(set(names)), key=names.count, default="")
 
 
 ASKED_S = 3.0
-"""For a whole cluster: who asks has others to ask."""
+"""Longest time for a whole cluster, because the caller has others to query."""
 
 
 class FullestPrimary(NamedTuple):
-    """The memory of the fullest primary. `why`: it cannot be told; "": it was."""
+    """Memory of the fullest primary. `why`: the reason why it is not known; "": it is."""
 
     memory: MemoryUse
     why: str = ""
 
 
 async def use_of(target: Target, incarnation: str | None = None) -> FullestPrimary:
-    """Never raises what a server may say. `incarnation`: the store that it is to be; None: any."""
+    """Return the memory of a storage cluster's fullest primary. Never raises an error of a server.
+    `incarnation`: the store that it should be; None: any."""
     try:
         async with asyncio.timeout(ASKED_S):
             parts = await target.parts()
@@ -283,7 +286,7 @@ async def use_of(target: Target, incarnation: str | None = None) -> FullestPrima
 
 
 async def _memory(settings: Settings, incarnation: str | None) -> MemoryUse:
-    """Raises Refused."""
+    """Return the memory of one primary. Raises Refused."""
     link = await settings.open()
     try:
         told = await settings.ask(link, pack("INFO", "memory"))

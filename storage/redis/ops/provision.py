@@ -1,4 +1,4 @@
-"""Acts of an operator: make a shard ours, say how many replicas it has, examine it (R28, R30)."""
+"""Acts of an operator: make a shard ours, set how many replicas it has, examine it (R28, R30)."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Final
@@ -15,19 +15,20 @@ from storage.redis.replication import doubt_of, fields, out_of, places
 from storage.redis.shard import Settings
 
 UNUSED_S: Final = 7 * 86_400
-"""Functions that no gateway has used for so long belong to a version that was replaced."""
+"""Time without use after which functions belong to a version that was replaced."""
 
 
 async def provision(settings: Settings, incarnation: str, replicas: int) -> None:
-    """Make an empty shard ours, with so many replicas that could be elected. Ours already, under
-    this incarnation: nothing happens, and the replicas stay as many as they were set to.
+    """Make an empty shard ours, with this number of replicas that could be elected. If it is ours
+    already, under this incarnation, nothing happens, and the number of replicas stays as it was
+    set.
 
     Raises:
-        Refused: it belongs to another incarnation, or holds something else; or it is not there.
+        Refused: it belongs to another incarnation, or holds something else, or does not answer.
         Unknown: fewer copies than `replicas` have confirmed it, or the connection was lost; doing
             it again is safe.
 
-    Functions that nobody uses any more are deleted (see `retire`).
+    Functions that no gateway uses any more are deleted (see `retire`).
     """
     link = await settings.open()
     try:
@@ -47,10 +48,12 @@ async def provision(settings: Settings, incarnation: str, replicas: int) -> None
 
 
 async def retire(settings: Settings, link: Connection) -> list[str]:
-    """Delete the functions of versions of the broker that nobody has used for UNUSED_S; which. A
-    gateway says now and then that it uses its own: in a rollout, several are in use for a while.
+    """Delete the functions of versions of the broker that no gateway has used for UNUSED_S, and
+    return their names. A gateway says now and then that it uses its own, because in a rollout
+    several are in use for a while.
 
-    Raises Refused(storage_unavailable): the connection is gone. Who may not delete deletes nothing.
+    Raises Refused(storage_unavailable) if the connection is lost. A user without the right to
+    delete deletes nothing.
     Source: https://redis.io/docs/latest/commands/function-delete/
     """
     listed = await settings.ask(link, pack("FUNCTION", "LIST", "LIBRARYNAME", f"{PREFIX}*"))
@@ -69,8 +72,8 @@ async def retire(settings: Settings, link: Connection) -> list[str]:
 
 
 async def _electable(settings: Settings, link: Connection) -> tuple[int, frozenset[str]]:
-    """The number of replicas that could be elected, and the places of those that are out. Raises
-    Refused."""
+    """Return the number of replicas that could be elected, and the places of those that are out.
+    Raises Refused."""
     held = await settings.ask(link, pack("HMGET", settings.key, "replicas", "out"))
     match held:
         case [bytes(replicas), out]:
@@ -79,12 +82,12 @@ async def _electable(settings: Settings, link: Connection) -> tuple[int, frozens
 
 
 async def set_replicas(settings: Settings, replicas: int) -> None:
-    """Say how many replicas could be elected: raised before one is attached, lowered only when the
-    one that went cannot be elected any more.
+    """Set how many replicas could be elected. It is raised before one is attached, and lowered only
+    when the one that left cannot be elected any more.
 
     Raises:
         Refused: invalid_request: more than that are attached; storage_unavailable: the shard was
-            never provisioned; it is not there.
+            never provisioned, or does not answer.
         Unknown: as `provision` does.
     """
     link = await settings.open()
@@ -95,7 +98,7 @@ async def set_replicas(settings: Settings, replicas: int) -> None:
         doubt = doubt_of(fields(info), replicas, out) if isinstance(info, bytes) else str(info)
         if doubt:
             raise Refused("invalid_request", f"{link.address}: {doubt}")
-        # One that is yet to be attached cannot confirm, nor can one that has gone.
+        # A replica that has yet to be attached cannot confirm, nor can one that has left.
         copies = min(before, replicas)
         await govern(
             settings,
@@ -112,11 +115,11 @@ async def set_replicas(settings: Settings, replicas: int) -> None:
 
 
 async def forget_server(settings: Settings, place: str) -> bool:
-    """What was known of a server that managers have taken out, and that will never be back, goes;
-    `place`: host:port. Whether it was one of this shard's that are out.
+    """Forget a server that managers have taken out, and that will never be back. `place`:
+    host:port. Returns whether it was one of this shard's that are out.
 
     Raises:
-        Refused: invalid_request: it is attached; storage_unavailable: it is not there.
+        Refused: invalid_request: it is attached; storage_unavailable: the shard does not answer.
         Unknown: as `provision` does; doing it again is safe.
     """
     link = await settings.open()
@@ -144,10 +147,10 @@ async def forget_server(settings: Settings, place: str) -> bool:
 
 
 async def examine(address: Address, reach: Reach, *, silence_s: float = 2.0) -> list[str]:
-    """A sentence for each setting of this server that breaks a promise; none: all is well. To be
-    asked of each one of a shard: any of them may become the primary.
+    """Return a sentence for each setting of this server that breaks a promise; none: all is well.
+    To be called for each server of a shard, because any of them may become the primary.
 
-    Raises Refused(storage_unavailable): it cannot be asked.
+    Raises Refused(storage_unavailable) if it does not answer.
     Source: https://redis.io/docs/latest/commands/config-get/
     """
     try:
@@ -176,10 +179,10 @@ async def govern(
     replicas: int,
     out: Collection[str] = (),
 ) -> Any:
-    """Execute an act that so many copies must confirm, of `replicas` that may be attached; these
-    `out` are not counted. Its answer.
+    """Execute an act that `copies` copies must confirm, and return its answer. At most `replicas`
+    may be attached; those in `out` are not counted.
 
-    Raises Refused: it did not happen; Unknown: it may have, and too few copies may have it.
+    Raises Refused if it did not happen, and Unknown if it may have, and too few copies may have it.
     """
     commands = [
         settings.call(function, keys, args),

@@ -9,7 +9,7 @@ VERSION_MIN: Final = (7, 0)
 
 @dataclass(frozen=True, slots=True)
 class RequiredSetting:
-    """A setting, the values that will do, and what another one breaks."""
+    """A setting, the values that will do, and the promise that another value breaks."""
 
     name: str
     values: tuple[str, ...]
@@ -73,17 +73,17 @@ ALWAYS: Final = (
         in_cluster=True,
     ),
 )
-"""An empty `values`: anything but 0."""
+"""Settings that every server needs. An empty `values` means anything but 0."""
 UNBOUNDED: Final = "maxmemory is 0: the system kills the server when memory ends; set a bound"
 BACKLOG_SHARE: Final = 2
-"""Of `maxmemory`, the replication backlog may take one part of so many."""
+"""Number of parts of `maxmemory`, of which the replication backlog may take one."""
 
 REPLAYED: Final = (
     ("HSET", "{tocsin}:replayed", "field", "value"),
     ("XADD", "{tocsin}:replayed", "1-1", "field", "value"),
     ("UNLINK", "{tocsin}:replayed"),
 )
-"""What stands in the transactions of an append-only file, each for others of its kind."""
+"""Commands that an append-only file has in its transactions. Each represents others of its kind."""
 _REPLAY: Final = (
     "let it be off and without a password, which lets nobody in, and let it do everything "
     "(`user default off resetpass ~* &* +@all`)"
@@ -91,7 +91,8 @@ _REPLAY: Final = (
 
 
 def version_of(server: Mapping[str, str]) -> tuple[int, ...]:
-    """Of INFO server; () where it is not told. Valkey names the Redis that it is compatible with.
+    """Return the version in INFO server; () if it has none. Valkey names the Redis that it is
+    compatible with.
 
     Source: https://redis.io/docs/latest/commands/info/
     """
@@ -100,11 +101,11 @@ def version_of(server: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def broken_promises(config: Mapping[str, str], server: Mapping[str, str]) -> list[str]:
-    """A sentence for each setting that breaks a promise; none: all is well.
+    """Return a sentence for each setting that breaks a promise; none: all is well.
 
-    `config`: what CONFIG GET * answers; `server`: the fields of INFO server. A setting that is
-    not in `config` breaks a promise, too: it could not be read. To be asked of each server,
-    replicas too: any of them may become the primary.
+    `config`: the answer to CONFIG GET *; `server`: the fields of INFO server. A setting that is not
+    in `config` breaks a promise, too, because it could not be read. To be called for each server,
+    replicas too, because any of them may become the primary.
     Source: https://redis.io/docs/latest/operate/oss_and_stack/management/config-file/
     """
     version = version_of(server)
@@ -130,12 +131,12 @@ def broken_promises(config: Mapping[str, str], server: Mapping[str, str]) -> lis
 
 
 def broken_replay(answers: Sequence[object]) -> list[str]:
-    """Whether what is acknowledged is there again after a restart, by what ACL DRYRUN default says
-    of each of REPLAYED: a sentence if not.
+    """Return a sentence if a restart would lose acknowledged data, judging by the answers of ACL
+    DRYRUN default to each of REPLAYED.
 
-    A function that writes twice stands in the append-only file as a transaction. When the file is
-    loaded, the server asks the rights of the user `default`, off or not, for each, and leaves out
-    what that one may not do, with no more than a line in its log.
+    A function that writes twice is in the append-only file as a transaction. When the file is
+    loaded, the server checks the rights of the user `default`, off or not, for each command. It
+    leaves out those that this user may not execute, with no more than a line in its log.
     Source: execCommand in multi.c, createAOFClient in aof.c (Redis 7.0, Valkey 8.0)
     """
     for said in answers:
