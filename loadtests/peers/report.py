@@ -279,7 +279,8 @@ def _left_out(results: Results) -> list[str]:
         lines.append(f"- failed {len(reasons)} times: {name}, {scenario}: {_line(reasons[0])}")
     if results.cut:
         lines.append(f"- cut short: {results.cut}")
-    return ["\n".join(["Left out:", "", *lines])] if lines else []
+    wrapped = [textwrap.fill(line, COLUMNS, subsequent_indent="  ") for line in lines]
+    return ["\n".join(["Left out:", "", *wrapped])] if lines else []
 
 
 def _line(text: str) -> str:

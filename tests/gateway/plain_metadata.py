@@ -252,7 +252,7 @@ class HeldStorage(MadStorage):
     async def append(
         self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
-        """As the real one, once it is let go."""
+        """Append as the storage in memory does, once the held commit is let go."""
         queues = {append.partition.queue_id for append in appends}
         if self.held is not None and self.held_queue in (None, *queues):
             self.held.append(asyncio.Event())
@@ -270,7 +270,7 @@ class MemoryBroker(Broker):
         config = Config(data_dir=Path(), auto_create=auto_create)
         super().__init__(config, cast(Metadata, self.catalog), cast(Storage, self.messages))
         self.submitted: list[PendingPublish] = []
-        """In the order of their coming."""
+        """Every publish that was handed in, in order."""
         submit = self.publisher.submit
 
         def recording(publish: PendingPublish) -> None:
@@ -296,7 +296,7 @@ class MemoryBroker(Broker):
 
     @property
     def consumers(self) -> list[Consumer]:
-        """Those that have a place in a group, in the order of their coming."""
+        """The consumers with a place in a group, in the order in which they came."""
         runtimes = self.groups.runtimes.values()
         members = [one for runtime in runtimes for one in runtime.members.values()]
         return [one for one in members if isinstance(one, Consumer)]

@@ -24,7 +24,7 @@ class Catalog:
         self.error: Exception | None = None
 
     async def read(self) -> None:
-        """As CatchUp's `read`."""
+        """Note the time of the reading; raise `error` if there is one."""
         self.reads.append(asyncio.get_running_loop().time())
         found = self.now
         await asyncio.sleep(self.READ_S)

@@ -158,8 +158,8 @@ def plans(draw: st.DrawFn) -> Plan:
 @settings(max_examples=1000)
 @given(plans())
 def test_a_publish_is_cut_at_once_as_one_by_one(plan: Plan) -> None:
-    """Whoever may not, what is refused, where each goes, its id, expiry and bytes (R5, R7, R8,
-    P11)."""
+    """Check at once what one by one gives: rights, refusals, places, ids, expiries and bytes (R5,
+    R7, R8, P11)."""
     assert at_once(plan) == one_by_one(plan)
 
 
