@@ -106,6 +106,7 @@ autobahn: setup  ## the Autobahn test suite against our WebSockets (amd64 Debian
 	@scripts/autobahn
 
 mutants: setup  ## plant each listed bug in a copy; a test must fail for every one (resumable)
+	@scripts/needs chromium redis haproxy java jdk curl keepalived nginx prometheus
 	$(python) scripts/mutants.py $(ARGS)
 
 lock: setup  ## resolve the dependencies anew (ARGS=--upgrade: to their newest versions)
