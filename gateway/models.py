@@ -21,7 +21,7 @@ from push.message import headers_without_groups
 from push.places import Verb
 
 Transport = Literal["websocket", "long-poll", "pull"]
-"""Way to reach an owner; pulls are requests over HTTP, of no client in particular."""
+"""Way to reach an owner. `pull` stands for requests over HTTP, of no client in particular."""
 
 PartitionWaits = Literal[
     "",
@@ -44,7 +44,7 @@ PartitionWaits = Literal[
 
 
 class QueueCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """What publishers sent to a queue through this gateway."""
+    """Counters of what publishers sent to a queue through this gateway."""
 
     since_unix_ms: int
     published: int
@@ -57,16 +57,16 @@ class QueueCounters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """What this gateway's consumers of a group were given and did."""
+    """Counters of what this gateway's consumers of a group were given and did."""
 
     since_unix_ms: int
     given: int
     redelivered: int
-    """At least this many of the given messages had been given before."""
+    """Lower bound of the given messages that had been given before."""
     settled: int
     nacked: int
     rejected: int
-    """Messages nacked for good: their consumers said that no further attempt can help."""
+    """Messages nacked for good, because their consumers said that no further attempt can help."""
     expired: int
     """Leases that ended by time."""
     dead_lettered: int
@@ -99,7 +99,8 @@ class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
     """The consumer that has it, or is to have it, at any gateway; null if there is none."""
     epoch: int
     next_offset: int
-    """Every message below is settled, in flight or waits in memory or aside."""
+    """The next offset to give out. Every message below it is settled or in flight, or waits in
+    memory or aside."""
     certified: int
     lag: int
     in_flight: int
@@ -132,8 +133,9 @@ class DeadLetterQueue(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     messages: int | None
-    """Number of messages retained there. null: it is created for the first dead letter, or a
-    storage cluster that has some of it does not answer."""
+    """Number of messages retained there. null if the queue does not exist before the first dead
+    letter, if a storage cluster that has some of it does not answer, or if the client has no
+    rights on it."""
 
 
 class QueuePartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,8 +178,9 @@ class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
-    """The storage clusters of a broker, as its settings name them, and a cluster of partitions that
-    they do not name; none: it keeps its messages in files of its own."""
+    """The storage clusters that the settings of a broker name, and those that have partitions
+    though the settings do not name them. The list is empty if the broker keeps its messages in
+    files of its own."""
 
     clusters: list[ClusterDescription]
 
@@ -186,7 +189,8 @@ class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreditDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages, counted since the subscription began; `open` may be given now."""
+    """Credit in messages, counted since the subscription began. `open` is how many may be given
+    now."""
 
     granted: int
     used: int
@@ -194,8 +198,8 @@ class CreditDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One subscription of a session. A consumer has `group`, `in_flight` and `partitions`, a
-    reader `keys` and `behind`."""
+    """A subscription of a session. A consumer has `group`, `in_flight` and `partitions`, a reader
+    `keys` and `behind`."""
 
     subscription: int
     queue: str
@@ -226,7 +230,7 @@ class SessionDescription(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     opened_unix_ms: int
     heard_unix_ms: int
-    """Time at which something was received from the client last."""
+    """Time of the last receipt of anything from the client."""
     unsent_bytes: int
     """Bytes of frames that wait for its transport to take them, or by long poll for the next
     poll."""
@@ -297,7 +301,7 @@ class HeadDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """How many messages of a key a group has not settled."""
+    """Number of messages of a key that a group has not settled."""
 
     in_flight: int
     waiting: int
@@ -306,7 +310,7 @@ class KeyMessages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyInGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a key stands for a group."""
+    """State of a key for a group."""
 
     group: str
     owner: OwnerDescription | None
@@ -315,7 +319,7 @@ class KeyInGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Epoch of that owner; null if the partition has no owner here."""
     waits_for: KeyWaits
     also: list[KeyWaits]
-    """Other reasons that would hold it up, too."""
+    """Further reasons that would hold it up."""
     text: str
     """The reasons in words, for people."""
     since_unix_ms: int | None
@@ -326,7 +330,7 @@ class KeyInGroup(msgspec.Struct, frozen=True, kw_only=True):
     head: HeadDescription | None
     """null if there is none, or (`is_exact` false) none was found."""
     before: int | None
-    """At most this many messages of the partition are given before it; null if none is given."""
+    """Upper bound of the messages of the partition that are given before it; null if none is."""
     messages: KeyMessages
     is_exact: bool
     """false if a part of the log was not read. The facts about `head` are true all the same;
@@ -334,7 +338,7 @@ class KeyInGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a key goes, and for each group what it waits for."""
+    """The partition of a key, and for each group what the key waits for."""
 
     queue: str
     key: str
@@ -349,13 +353,13 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HeldKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A key of which messages wait that were come across."""
+    """A key with messages that were tried and wait."""
 
     partition: int
     key_hash: str
     """16 hexadecimal digits."""
     reason: Literal["parked", "dead_letter", "backoff", "commit", "behind", "ready"]
-    """`ready` if nothing of its own holds it up."""
+    """Reason why it waits; `ready` if nothing of its own holds it up."""
     messages: int
     """Number of messages that wait and are not in flight."""
     attempts: int
@@ -388,7 +392,7 @@ class HeldKeys(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One delivery in flight."""
+    """A delivery in flight."""
 
     partition: int
     offset: int
@@ -403,7 +407,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LeaseList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is in flight, by partition and offset."""
+    """Deliveries in flight, by partition and offset."""
 
     leases: list[Lease]
     next: str | None = None
@@ -411,10 +415,10 @@ class LeaseList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 DETAIL: Final = (
-    "no valid credentials: this broker wants a token that it knows, in the header "
-    "Authorization: Bearer <token> or in a WebSocket's hello; `tocsin ticket` lets a browser in"
+    "no valid credentials: send a token of this broker, in the header Authorization: Bearer "
+    "<token> or in the hello of a WebSocket; for a browser, run `tocsin ticket`"
 )
-"""The only explanation that a client with no or wrong credentials gets."""
+"""The only explanation that a client without valid credentials gets."""
 
 
 class Admission(NamedTuple):
@@ -434,8 +438,8 @@ class Admission(NamedTuple):
 
 
 class NotLetIn(Refused):
-    """Refusal of a credential that is not good. `why` is a word for the audit trail and the log.
-    The client gets DETAIL, whatever is wrong."""
+    """Refusal of credentials. `why` is a word for the audit trail and the log. The client gets
+    DETAIL, whatever is wrong."""
 
     def __init__(self, why: str, credential: str | None = None) -> None:
         """`credential`: name of the presented credential, if that is certain."""
@@ -445,7 +449,7 @@ class NotLetIn(Refused):
 
 
 class PulledMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message as a pull returns it. `body` holds the bytes that were published (P2)."""
+    """A message as a pull returns it. `body` holds the bytes that were published (P2)."""
 
     receipt: str
     id: str
@@ -479,7 +483,7 @@ _DIGITS_MAX: Final = 18
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number of these ASCII digits, below 10^18; None if they are none."""
+    """Return the number of these ASCII digits, below 10^18; None if the text is no such number."""
     if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX:
         return int(text)
     return None
@@ -488,11 +492,11 @@ def whole_number(text: str) -> int | None:
 SeekTo = Literal["earliest", "latest"] | tuple[Literal["unix_ms", "offset"], int]
 
 BackupProgress = Callable[[str, int, int], None]
-"""(the present task, how much of it is done, how much there is); called from any thread."""
+"""Callback with (present task, amount that is done, whole amount). It is called from any thread."""
 
 
 class Place(NamedTuple):
-    """The place where a look goes on. As text `4-130`: partition 4, offset 130."""
+    """The place where a look goes on. The text `4-130` is partition 4, offset 130."""
 
     partition: int
     offset: int
@@ -506,7 +510,8 @@ class Place(NamedTuple):
         first, _, second = text.partition("-")
         partition, offset = whole_number(first), whole_number(second)
         if partition is None or offset is None:
-            raise Refused("invalid_request", "after: a place as `next` names it, like 4-130")
+            detail = "after: not a place like 4-130; send what `next` names"
+            raise Refused("invalid_request", detail)
         return cls(partition, min(offset, limits.OFFSET_MAX))
 
 
@@ -514,8 +519,8 @@ _HASH_DIGITS: Final = 16
 
 
 class HeldPlace(NamedTuple):
-    """The place where a list of keys goes on: after a key of a partition, by its hash. As text
-    `4-00c0ffee00c0ffee`."""
+    """The place where a list of keys goes on, after a key of a partition. The text
+    `4-00c0ffee00c0ffee` is partition 4 and the hash of the key."""
 
     partition: int
     key: int
@@ -532,7 +537,7 @@ class HeldPlace(NamedTuple):
                 raise Refused("invalid_request")
             return cls(Place.parse(f"{partition}-0").partition, int(digits, 16))
         except Refused:
-            detail = "after: a place as `next` names it, like 4-00c0ffee00c0ffee"
+            detail = "after: not a place like 4-00c0ffee00c0ffee; send what `next` names"
             raise Refused("invalid_request", detail) from None
 
 
@@ -554,15 +559,15 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PeekedMessage(Shown, frozen=True, kw_only=True, omit_defaults=True):
-    """What a peek shows of a message. `state` and `attempts` are those of the group that was asked
-    for."""
+    """A message in the answer of a peek. `state` and `attempts` are those of the group that the
+    request names."""
 
     state: State | None = None
     attempts: int = 0
 
 
 class Peeked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Messages by partition and offset."""
+    """Answer of a peek, by partition and offset."""
 
     messages: list[PeekedMessage]
     next: str | None = None
@@ -570,7 +575,7 @@ class Peeked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a dead letter was a message."""
+    """The place where a dead letter was a message."""
 
     queue: str
     group: str | msgspec.UnsetType = msgspec.UNSET
@@ -580,8 +585,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundDeadLetter(Shown, frozen=True, kw_only=True, omit_defaults=True):
-    """A message among the dead letters; `partition` and `offset` are those in their queue,
-    `published_unix_ms` is when it came there, and `id` and `headers` are those that it had."""
+    """A dead letter. `partition` and `offset` are its place in the queue of dead letters, and
+    `published_unix_ms` is the time at which it came there. `id` and `headers` are those that it
+    had as a message."""
 
     origin: Origin
     reason: str
@@ -589,7 +595,7 @@ class FoundDeadLetter(Shown, frozen=True, kw_only=True, omit_defaults=True):
     nack: str | None = None
     """The reason of its last nack."""
     earlier: list[Origin] = []
-    """Earlier places, the first one first, if it was a dead letter there already."""
+    """Places where it had been a dead letter before, oldest first."""
 
 
 class FoundDeadLetters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -603,8 +609,8 @@ class FoundDeadLetters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 def without_groups(found: FoundDeadLetters) -> FoundDeadLetters:
-    """Return the letters without the groups in which each has died, now and before, and without the
-    nack reasons of these."""
+    """Return the letters without the groups in which each has died, now and before, and without
+    their nack reasons."""
     letters = [
         msgspec.structs.replace(
             letter,
@@ -619,7 +625,7 @@ def without_groups(found: FoundDeadLetters) -> FoundDeadLetters:
 
 
 class Redriven(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Dead letters that went back, durably."""
+    """Number of dead letters that went back, durably."""
 
     messages: int
     next: str | None = None
@@ -627,7 +633,7 @@ class Redriven(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages that an operator dropped."""
+    """Number of messages that an operator dropped."""
 
     messages: int
 
@@ -646,8 +652,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParkedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A key of which the head exhausted its attempts or was rejected, and which waits for an
-    operator (R18)."""
+    """A key that waits for an operator, because its head exhausted its attempts or was rejected
+    (R18)."""
 
     partition: int
     key_hash: str
@@ -692,7 +698,7 @@ class WhichKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusedKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """Parked keys of a partition to which nothing happened."""
+    """Parked keys of a partition that were left as they are, with the reason."""
 
     partition: int
     keys: int
@@ -708,6 +714,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     keys: list[ParkedKey]
     """The keys that were decided, as they were before."""
     keys_parked: int
-    """Number of further keys, which this call did not reach or which were refused: call again."""
+    """Number of further keys, which this call did not reach or which were refused. Another call
+    decides about them."""
     refused: list[RefusedKeys] = []
     """Refused keys among these; left out if there are none."""

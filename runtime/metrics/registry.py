@@ -39,245 +39,276 @@ _PROCESS: Final = (
     Metric(
         "tocsin_info",
         "gauge",
-        "1; which process of which version it is.",
+        "Always 1; the labels name the process and its version.",
         ("process", "version", "gateway"),
         EVERY,
     ),
     Metric(
-        "process_start_time_seconds", "gauge", "When the process began, in unix seconds.", of=EVERY
+        "process_start_time_seconds", "gauge", "Start of the process, in unix seconds.", of=EVERY
     ),
-    Metric("process_cpu_seconds_total", "counter", "CPU time, of all threads.", of=EVERY),
+    Metric("process_cpu_seconds_total", "counter", "CPU time of all threads.", of=EVERY),
     Metric("process_resident_memory_bytes", "gauge", "Resident memory.", of=EVERY),
     Metric("process_open_fds", "gauge", "Open files and sockets.", of=EVERY),
-    Metric("process_max_fds", "gauge", "How many there may be.", of=EVERY),
+    Metric("process_max_fds", "gauge", "Limit of open files and sockets.", of=EVERY),
     Metric(
         "tocsin_loop_lag_seconds",
         "histogram",
-        "How late the event loop was, looked at ten times a second.",
+        "Delay of the event loop, measured ten times a second.",
         of=EVERY,
     ),
     Metric(
         "tocsin_ready",
         "gauge",
-        "1: /readyz says yes; 0: it does not, or nobody leads.",
+        "1 if /readyz answers 200; 0 if it does not.",
         of=("gateway", "metadata"),
     ),
-    Metric("tocsin_scrape_seconds", "gauge", "How long this answer took to find.", of=EVERY),
+    Metric("tocsin_scrape_seconds", "gauge", "Time that this scrape took.", of=EVERY),
 )
 
 _QUEUES: Final = (
     _queue(
         "tocsin_queue_messages_total",
         "counter",
-        "Messages that were published here, by what became of them: stored, duplicate, "
-        "refused, unknown.",
+        "Messages published at this gateway, by outcome: stored, duplicate, refused, unknown.",
         "outcome",
     ),
-    _queue("tocsin_queue_bytes_total", "counter", "Bytes of JSON of those that were stored."),
+    _queue(
+        "tocsin_queue_bytes_total",
+        "counter",
+        "Bytes of JSON of the messages published and stored at this gateway.",
+    ),
     _queue(
         "tocsin_queue_certify_seconds",
         "histogram",
-        "From accepted to certified, of each message that was stored; of those that went in "
-        "one record that of the first.",
+        "Time from accepted to certified, of each stored message. Messages of one record have the "
+        "time of its first message.",
     ),
     _queue(
         "tocsin_queue_read_messages_total",
         "counter",
-        "Messages that readers here were given, once for each of them.",
+        "Messages given to readers of this gateway, counted once for each reader.",
     ),
     _queue(
         "tocsin_queue_read_seconds",
         "histogram",
-        "From certified to handed to a reader, of what they were given as it came.",
+        "Time from certified to given to a reader, of messages that readers got at the tail.",
     ),
-    _queue("tocsin_queue_readers", "gauge", "Readers here."),
-    _queue("tocsin_queue_depth_messages", "gauge", "Messages that are retained."),
-    _queue("tocsin_queue_depth_bytes", "gauge", "Their bytes."),
+    _queue("tocsin_queue_readers", "gauge", "Readers at this gateway."),
+    _queue("tocsin_queue_depth_messages", "gauge", "Retained messages."),
+    _queue("tocsin_queue_depth_bytes", "gauge", "Bytes of the retained messages."),
     _queue(
         "tocsin_queue_oldest_age_seconds",
         "gauge",
-        "Age of the oldest message that is retained; 0: there is none.",
+        "Age of the oldest retained message; 0 if there is none.",
     ),
     _queue(
         "tocsin_queue_dead_letters_messages",
         "gauge",
-        "Messages in its queue for dead letters. Not of queues that share a label.",
+        "Messages in its queue of dead letters. Queues that share a label have no such figure.",
     ),
-    _queue("tocsin_queue_paused", "gauge", "How many of these queues are paused."),
+    _queue("tocsin_queue_paused", "gauge", "Number of paused queues with this label."),
     _group(
         "tocsin_group_messages_total",
         "counter",
-        "What became of messages here: given, redelivered, settled, nacked, rejected (of "
-        "these), expired, dead_lettered; and parked, of keys.",
+        "Messages at this gateway by event: given, redelivered, settled, nacked, rejected (a part "
+        "of nacked), expired, dead_lettered. The event parked counts keys.",
         "event",
     ),
     _group(
         "tocsin_group_dispatch_seconds",
         "histogram",
-        "From certified to handed to a consumer, of what was not tried before.",
+        "Time from certified to given to a consumer, of first attempts.",
     ),
     _group(
         "tocsin_group_settle_seconds",
         "histogram",
-        "From handed to a consumer to settled by its ack.",
+        "Time from given to a consumer to settled by its ack.",
     ),
-    _group("tocsin_group_lag_messages", "gauge", "Messages that are not settled."),
+    _group("tocsin_group_lag_messages", "gauge", "Messages that the group has not settled."),
     _group(
         "tocsin_group_oldest_age_seconds",
         "gauge",
-        "Age of the oldest message that is not settled; 0: there is none.",
+        "Age of the oldest message that the group has not settled; 0 if there is none.",
     ),
-    _group("tocsin_group_in_flight_messages", "gauge", "Messages that consumers here hold."),
-    _group("tocsin_group_consumers", "gauge", "Consumers here."),
-    _group("tocsin_group_aside_messages", "gauge", "Messages that wait in the storage, aside."),
+    _group(
+        "tocsin_group_in_flight_messages",
+        "gauge",
+        "Messages in flight to consumers of this gateway.",
+    ),
+    _group("tocsin_group_consumers", "gauge", "Consumers at this gateway."),
+    _group(
+        "tocsin_group_aside_messages",
+        "gauge",
+        "Messages that wait in side lines, in the storage.",
+    ),
     _group(
         "tocsin_group_held_keys",
         "gauge",
-        "Keys that wait here, by cause: backoff, parked, gate (behind one in flight), commit "
-        "(for the storage), ready.",
+        "Keys that wait at this gateway, by cause: backoff, parked, gate (behind a message in "
+        "flight), commit (for the storage), ready.",
         "cause",
     ),
-    _group("tocsin_group_parked_keys", "gauge", "Keys that are parked, durably."),
+    _group("tocsin_group_parked_keys", "gauge", "Parked keys."),
     _group(
         "tocsin_group_epochs_total",
         "counter",
-        "The epochs of its partitions, added up: grows by one for each that gets an owner.",
+        "Sum of the epochs of its partitions. It grows by one when a partition gets an owner.",
     ),
 )
 
 _GATEWAY: Final = (
-    Metric("tocsin_draining", "gauge", "1: this gateway is going down."),
-    Metric("tocsin_alone", "gauge", "1: this gateway is cut off from the others."),
-    Metric("tocsin_gateways", "gauge", "Gateways that are there, this one included."),
+    Metric("tocsin_draining", "gauge", "1 if this gateway is going down."),
+    Metric("tocsin_alone", "gauge", "1 if this gateway is cut off from the others."),
+    Metric("tocsin_gateways", "gauge", "Living gateways, this one included."),
     Metric(
         "tocsin_sessions",
         "gauge",
-        "Sessions: connected, or lingering without a transport.",
+        "Sessions by state: connected, or lingering without a transport.",
         ("state",),
     ),
-    Metric("tocsin_sessions_max", "gauge", "How many may be connected."),
+    Metric("tocsin_sessions_max", "gauge", "Limit of connected sessions."),
     Metric("tocsin_pulls_waiting", "gauge", "Pulls that wait for a message."),
-    Metric("tocsin_groups_running", "gauge", "Groups that have consumers here."),
+    Metric("tocsin_groups_running", "gauge", "Groups with consumers at this gateway."),
     Metric("tocsin_queues", "gauge", "Queues in the catalog, of all tenants."),
     Metric(
         "tocsin_refusals_total",
         "counter",
-        "What was refused: requests, frames, single messages, by code.",
+        "Refused requests, frames and single messages, by code.",
         ("code",),
     ),
-    Metric(
-        "tocsin_limited_total", "counter", "What limits refused, by scope and kind.", ("limit",)
-    ),
+    Metric("tocsin_limited_total", "counter", "Refusals by limits, by scope and kind.", ("limit",)),
     Metric("tocsin_commits_total", "counter", "Commits that have ended.", ("lane",)),
     Metric("tocsin_commit_messages", "histogram", "Messages in each commit.", ("lane",)),
     Metric(
         "tocsin_commit_seconds",
         "histogram",
-        "From handing a commit to the storage to its answer, whatever that was.",
+        "Time from handing a commit to the storage to its answer, whatever the answer was.",
         ("lane",),
     ),
-    Metric("tocsin_commits_under_way", "gauge", "Commits that have not ended.", ("lane",)),
+    Metric("tocsin_commits_under_way", "gauge", "Commits under way.", ("lane",)),
     Metric(
         "tocsin_commits_slow_total",
         "counter",
-        "Times that a commit was under way for so long that publishing was refused.",
+        "Number of times that publishing was refused because a commit took too long.",
         ("lane",),
     ),
     Metric(
         "tocsin_commit_unknown_messages_total",
         "counter",
-        "Messages of which publishers were told that nobody knows whether they are stored.",
+        "Messages that were answered `unknown`, because they may be stored or not.",
         ("lane",),
     ),
     Metric(
         "tocsin_breaker_open",
         "gauge",
-        "1: publishing is refused because commits fail; 0.5: one is tried.",
+        "1 if publishing is refused because commits fail; 0.5 while one commit is tried.",
         ("lane",),
     ),
-    Metric("tocsin_breaker_opened_total", "counter", "Times that it has opened.", ("lane",)),
+    Metric(
+        "tocsin_breaker_opened_total",
+        "counter",
+        "Number of times that the breaker has opened.",
+        ("lane",),
+    ),
     Metric("tocsin_pending_messages", "gauge", "Messages that wait for a commit, or are in one."),
-    Metric("tocsin_pending_bytes", "gauge", "Their bytes."),
-    Metric("tocsin_storage_writable", "gauge", "1: the storage takes writes."),
-    Metric("tocsin_storage_publishable", "gauge", "1: it has room for what is published."),
+    Metric(
+        "tocsin_pending_bytes", "gauge", "Bytes of messages that wait for a commit, or are in one."
+    ),
+    Metric("tocsin_storage_writable", "gauge", "1 if the storage takes writes."),
+    Metric("tocsin_storage_publishable", "gauge", "1 if the storage has room for messages."),
     Metric("tocsin_storage_free_bytes", "gauge", "Free bytes of the disk of an embedded store."),
     Metric(
         "tocsin_storage_waits",
         "gauge",
-        "Sentences of what the storage waits for: a level that is not met, a server away.",
+        "Number of reasons for which the storage waits, such as a durability level that is not "
+        "met, or a server that does not answer.",
     ),
     Metric(
         "tocsin_storage_damage_reports_total",
         "counter",
-        "Rows that were found damaged, and quarantined.",
+        "Rows that were found damaged and were quarantined.",
     ),
     Metric(
-        "tocsin_storage_fsync_seconds", "histogram", "COMMIT and its fsync, of an embedded store."
+        "tocsin_storage_fsync_seconds",
+        "histogram",
+        "Time of a COMMIT with its fsync, of an embedded store.",
     ),
     Metric(
         "tocsin_storage_copies_seconds",
         "histogram",
-        "A group of acts, sent, and its WAIT answered, by server and level.",
+        "Time from sending a group of acts to the answer of its WAIT, by server and level.",
         ("server", "level"),
     ),
     Metric(
         "tocsin_fenced_writes_total",
         "counter",
-        "Cursor writes that the storage refused, because somebody else owned the place.",
+        "Cursor writes that the storage refused, because the partition had another owner.",
     ),
     Metric(
         "tocsin_stale_settlements_total",
         "counter",
-        "Acks, nacks and extends of epochs that were over.",
+        "Acks, nacks and extends of epochs that had ended.",
     ),
     Metric(
         "tocsin_dead_letters_moved_total",
         "counter",
-        "Messages that were moved to dead letters here.",
+        "Messages that this gateway moved to dead letters.",
     ),
-    Metric("tocsin_cache_hits_total", "counter", "What caches answered.", ("cache",)),
-    Metric("tocsin_cache_misses_total", "counter", "What they did not.", ("cache",)),
+    Metric("tocsin_cache_hits_total", "counter", "Look-ups that a cache answered.", ("cache",)),
+    Metric(
+        "tocsin_cache_misses_total", "counter", "Look-ups that a cache did not answer.", ("cache",)
+    ),
     Metric(
         "tocsin_delivery_log_written_bytes_total",
         "counter",
-        "Bytes that were written into the delivery log.",
+        "Bytes written to the delivery log.",
     ),
-    Metric("tocsin_delivery_log_waiting_bytes", "gauge", "Bytes that wait to be."),
-    Metric("tocsin_delivery_log_failing", "gauge", "1: it cannot be written."),
-    Metric("tocsin_delivery_log_unlogged_spans_total", "counter", "Lines that are not in it."),
+    Metric(
+        "tocsin_delivery_log_waiting_bytes",
+        "gauge",
+        "Bytes that wait to be written to the delivery log.",
+    ),
+    Metric("tocsin_delivery_log_failing", "gauge", "1 if the delivery log cannot be written."),
+    Metric(
+        "tocsin_delivery_log_unlogged_spans_total",
+        "counter",
+        "Lines that are missing in the delivery log.",
+    ),
     Metric(
         "tocsin_delivery_log_unlogged_messages_total",
         "counter",
-        "Messages whose line is not in it, by what it would have told: certified, dispatched, "
-        "settled.",
+        "Messages whose line is missing in the delivery log, by kind of line: certified, "
+        "dispatched, settled.",
         ("kind",),
     ),
-    Metric("tocsin_metadata_usable", "gauge", "1: the catalog answers as it must."),
+    Metric("tocsin_metadata_usable", "gauge", "1 if the catalog answers."),
     Metric(
         "tocsin_metadata_age_seconds",
         "gauge",
-        "How old what is known here of the catalog may be: since when nobody could be asked.",
+        "Largest age of this gateway's knowledge of the catalog: the time since the catalog "
+        "answered last.",
     ),
     Metric(
         "tocsin_scrape_unread_queues",
         "gauge",
-        "Queues of which this answer has no depth and lag: the storage was too slow.",
+        "Queues without depth and lag in this scrape, because the storage was too slow.",
     ),
     Metric(
         "tocsin_scrape_rest_age_seconds",
         "gauge",
-        "How old the depth and lag of the queues are that share a label; 0: none does.",
+        "Age of the depth and lag of queues that share a label; 0 if there are none.",
     ),
     Metric(
         "tocsin_alerts_firing",
         "gauge",
-        "Alerts of holders that fire; of this gateway, where it evaluates them.",
+        "Firing alerts of queues whose alerts this gateway evaluates.",
     ),
-    Metric("tocsin_alerts_evaluates", "gauge", "1: this gateway evaluates alerts of holders."),
+    Metric("tocsin_alerts_evaluates", "gauge", "1 if this gateway evaluates alerts of queues."),
     Metric(
         "tocsin_alert_posts_total",
         "counter",
-        "Webhooks that were called, by what came of it: told, failed, refused.",
+        "Calls of webhooks by outcome: told (the webhook took it), failed, refused (no such "
+        "webhook).",
         ("outcome",),
     ),
 )
@@ -293,37 +324,44 @@ _OTHERS: Final = (
     Metric(
         "tocsin_node_read_age_seconds",
         "gauge",
-        "Since when it has not read its database.",
+        "Time since this node read its database last.",
         of=("metadata",),
     ),
-    Metric("tocsin_node_peers", "gauge", "Nodes that it sees, itself included.", of=("metadata",)),
-    Metric("tocsin_manager_leads", "gauge", "1: this manager leads.", of=("manager",)),
-    Metric("tocsin_manager_term", "gauge", "The last term under which it led.", of=("manager",)),
+    Metric(
+        "tocsin_node_peers",
+        "gauge",
+        "Nodes that this node sees, itself included.",
+        of=("metadata",),
+    ),
+    Metric("tocsin_manager_leads", "gauge", "1 if this manager leads.", of=("manager",)),
+    Metric(
+        "tocsin_manager_term", "gauge", "The last term in which this manager led.", of=("manager",)
+    ),
     Metric(
         "tocsin_manager_steps_total",
         "counter",
-        "Steps of duties, by what came of them: done, failed.",
+        "Steps of duties by outcome: done, failed.",
         ("duty", "outcome"),
         ("manager",),
     ),
     Metric(
         "tocsin_manager_servers",
         "gauge",
-        "Servers of a storage cluster as the leading manager sees them.",
+        "Servers of a storage cluster by state, as the leading manager sees them.",
         ("cluster", "state"),
         ("manager",),
     ),
     Metric(
         "tocsin_manager_behind_bytes",
         "gauge",
-        "How far the furthest replica of a cluster is behind.",
+        "Bytes by which the slowest replica of a storage cluster is behind.",
         ("cluster",),
         ("manager",),
     ),
     Metric(
         "tocsin_manager_seen_age_seconds",
         "gauge",
-        "How long ago it has looked at a cluster.",
+        "Time since this manager looked at a storage cluster last.",
         ("cluster",),
         ("manager",),
     ),

@@ -1,4 +1,4 @@
-"""REST: how a browser gets in. See gateway.auth.browser."""
+"""REST: tickets and cookies, by which a browser gets access. gateway.auth.browser makes them."""
 
 import asyncio
 import secrets
@@ -21,38 +21,40 @@ from runtime.addresses import client_address
 from runtime.operation import decode, reply
 
 TICKET: Final = "ticket.create"
-"""Name of the act in the audit trail, where they are counted."""
+"""Name in the audit trail of making a ticket. The trail counts tickets."""
 
 
 class Ticket(msgspec.Struct):
-    """For one use, until `expires_unix_ms`. Null both: this broker wants no credentials."""
+    """A ticket for one use, valid until `expires_unix_ms`. Both are null if this broker needs no
+    credentials."""
 
     ticket: str | None
     expires_unix_ms: int | None
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """What is brought for access, where there is no Authorization header."""
+    """A ticket, presented for access in place of an Authorization header."""
 
     ticket: str | None = None
 
 
 class Admitted(msgspec.Struct):
-    """Who is here. `expires_unix_ms`: when that ends; null: when it is revoked."""
+    """The principal that has access, until `expires_unix_ms`. If that is null, access lasts until
+    its credential is revoked."""
 
     principal: str
     expires_unix_ms: int | None
 
 
 async def create_ticket(broker: Broker, request: Request) -> Response:
-    """A ticket for a browser, to be put into the fragment of a page's address, or into a
-    WebSocket's handshake. It gives what the request's own token gives. Only for who presents that:
-    with the cookie, access would never end."""
+    """Make a ticket for a browser. Put it into the fragment of a page's address, or into the
+    handshake of a WebSocket. It gives the access that the token of this request gives. A request
+    with a cookie is refused, because such access could be renewed for ever."""
     auth = authenticator(request)
     if auth.is_open:
         return reply(Ticket(None, None))
     if admission(request).is_cookie:
-        raise Refused("forbidden", "a ticket is for who presents the token, not the cookie")
+        raise Refused("forbidden", "a ticket is made for a token, not for a cookie: send a token")
     ticket = write_ticket(secrets.token_urlsafe(TICKET_BYTES))
     auth.add_ticket(ticket, admission(request), now=asyncio.get_running_loop().time())
     audit_of(request).count_access(actor_of(request.scope), TICKET)
@@ -60,9 +62,9 @@ async def create_ticket(broker: Broker, request: Request) -> Response:
 
 
 async def enter(broker: Broker, request: Request) -> Response:
-    """Exchange a ticket, or the token of the Authorization header, for an HttpOnly cookie that
-    admits this browser to what they admit to, for twelve hours at most. A broker that wants no
-    credentials sets none."""
+    """Exchange a ticket, or the token of the Authorization header, for an HttpOnly cookie. The
+    cookie gives this browser the same access, for at most twelve hours. A broker that needs no
+    credentials sets no cookie."""
     auth, access = authenticator(request), request.app.access
     access.check_once(request.scope)
     wall, is_tls = request.app.wall(), client_address(request.scope).is_tls
@@ -87,7 +89,8 @@ async def enter(broker: Broker, request: Request) -> Response:
 
 
 async def look_at_access(broker: Broker, request: Request) -> Response:
-    """Who I am here, or 401: then a ticket or the token is wanted."""
+    """Return the principal of this request. The answer is 401 if the request has no valid
+    credentials; then present a ticket or a token."""
     access = request.app.access
     found = access.judge(request.scope)
     ends = None
@@ -97,8 +100,7 @@ async def look_at_access(broker: Broker, request: Request) -> Response:
 
 
 async def leave(broker: Broker, request: Request) -> Response:
-    """Sign this browser out: it forgets its cookie. Sessions that are open go on until they are
-    closed."""
+    """Sign this browser out by clearing its cookie. Open sessions go on until they are closed."""
     auth, access = authenticator(request), request.app.access
     access.check_once(request.scope)
     auth.check_origin(request.headers, is_tls=client_address(request.scope).is_tls)
@@ -114,9 +116,9 @@ def _cookie(request: Request, value: str) -> str:
 
 
 def _is_secure(request: Request) -> bool:
-    """Whether the browser has come over TLS: as the connection tells, or its trusted proxy, or the
-    page's origin, which a browser does not invent. Who lies there has a cookie that its own
-    browser does not send."""
+    """Whether the browser came over TLS, by its connection, by its trusted proxy, or by the
+    page's origin. A browser does not invent an origin. A client that forges one only gets a
+    cookie that its own browser does not send."""
     origin = request.headers.get("origin", "").lower()
     return client_address(request.scope).is_tls or origin.startswith("https://")
 
@@ -139,7 +141,7 @@ OPERATIONS: Final = (
         "/v1/access",
         "Let this browser in.",
         enter,
-        {200: Answer("It is in; the cookie is set.", Admitted)},
+        {200: Answer("The browser has access; the cookie is set.", Admitted)},
         request=Entry,
         errors=(*_BODY, "unauthorized", "origin_refused"),
         public=True,
@@ -147,9 +149,9 @@ OPERATIONS: Final = (
     Operation(
         "GET",
         "/v1/access",
-        "Ask who I am.",
+        "Return the principal of this request.",
         look_at_access,
-        {200: Answer("In.", Admitted)},
+        {200: Answer("The principal, and how long its access lasts.", Admitted)},
         errors=("unauthorized", "origin_refused", "invalid_request"),
         public=True,
     ),

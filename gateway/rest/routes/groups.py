@@ -41,11 +41,12 @@ GroupRequest = msgspec.defstruct(
     forbid_unknown_fields=True,
     kw_only=True,
 )
-"""GroupSettings, but `start` may also be a time: that is where the group starts, not a setting."""
+"""GroupSettings, but `start` may also be a time. A time is the place where the group starts; no
+setting records it."""
 
 
 class GroupDescription(msgspec.Struct, kw_only=True):
-    """A group as `GET …/groups/{group}` describes it; more fields may come."""
+    """A group, as `GET …/groups/{group}` describes it. Later versions may add fields."""
 
     name: str
     group_id: str
@@ -53,33 +54,35 @@ class GroupDescription(msgspec.Struct, kw_only=True):
     created_unix_ms: int
     settings: GroupSettings
     lag: int
-    """Messages it has not settled."""
+    """Number of messages that it has not settled."""
     consumers: int
     in_flight: int
     aside: int
-    """Messages in side lines, in the storage."""
+    """Number of messages in side lines, in the storage."""
     keys_parked: int
     oldest_unix_ms: int | None
-    """When the oldest message was published that it has not settled; null: it has settled all."""
+    """Publish time of the oldest message that it has not settled; null if it has settled all."""
     counters: GroupCounters
     partitions: list[GroupPartition]
-    """Each with its owner, and what it waits for."""
+    """Its partitions, each with its owner and what it waits for."""
     members: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """The consumers here; left out, as `absent` and each partition's `owner` and `member`: the
-    rights of whoever asks do not show them."""
+    """The consumers at this gateway. Left out, with `absent` and each partition's `owner` and
+    `member`, if the client's rights do not show them."""
     absent: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Those that are not here, and whose partitions wait for them."""
+    """Consumers that are at no gateway now, and whose partitions wait for them to come back."""
 
 
 class CreatedGroup(GroupDescription, kw_only=True):
-    """A group that was asked for. `created` false: it was there, and nothing of it was changed."""
+    """A group after a request to create it. `created` is false if it existed already; then
+    nothing of it was changed."""
 
     created: bool
 
 
 class ChangedGroup(GroupDescription, kw_only=True):
-    """A group of which settings were changed: those that have another value now, how many messages
-    the change deletes, and how many it moves to the dead letters."""
+    """A group after a change of its settings. `changes` lists the settings that have another value
+    now. `deleted` is the number of messages that the change deletes, `dead_lettered` the number
+    that it moves to the dead letters."""
 
     changes: list[SettingChange]
     deleted: int
@@ -87,27 +90,27 @@ class ChangedGroup(GroupDescription, kw_only=True):
 
 
 class SoughtGroup(GroupDescription, kw_only=True):
-    """A group that goes on somewhere else, and how many messages nobody needs since."""
+    """A group after a seek. `deleted` is the number of messages that nobody needs any more."""
 
     deleted: int
 
 
 class DeletedGroup(msgspec.Struct, frozen=True):
-    """How many messages went with a group: those that it alone had not settled."""
+    """Number of messages that were deleted with a group, because it alone had not settled them."""
 
     deleted: int
 
 
 class SeekPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Exactly one of: the first message published at or after a time; an offset, the same in
-    every partition."""
+    """A place in a queue, given by exactly one of two fields. `unix_ms` is a time, and means the
+    first message published at or after it. `offset` is an offset, the same in every partition."""
 
     unix_ms: Number | None = None
     offset: Annotated[int, msgspec.Meta(ge=0, le=limits.OFFSET_MAX)] | None = None
 
 
 class SeekRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the group goes on: its start, its end, or a place."""
+    """The place where the group goes on: the queue's start, its end, or a place between."""
 
     to: Literal["earliest", "latest"] | SeekPlace
 
@@ -116,7 +119,7 @@ _NAMED: Final = msgspec.json.Decoder(
     naming(
         "GroupNaming",
         GroupSettings,
-        "The settings of a group that are named.",
+        "The settings of a group that a request names.",
         types={"start": Literal["earliest", "latest"] | StartAt | None},
     )
 )
@@ -125,10 +128,11 @@ _SEEK: Final = msgspec.json.Decoder(SeekRequest)
 
 
 async def put_group(broker: Broker, request: Request) -> Response:
-    """201 where it was made; 200 where it was there, and nothing of it changes: where one of the
-    settings that are named has another value, the answer is `settings_differ`. `start` only matters
-    when it is made. The first group of a queue that keeps its messages for whoever comes first
-    lets those go that it begins behind: `would_delete`, unless `deletes_max` allows as many."""
+    """Create a group. The answer is 201 if the group was created, and 200 if it existed. An
+    existing group is never changed: if a named setting has another value there, the answer is
+    `settings_differ`. `start` only matters when the group is created. A queue without retention
+    keeps its messages for its first group. If that group starts behind some of them, they are
+    deleted; the request is refused (`would_delete`) unless `deletes_max` allows that many."""
     name = group_name(request)
     named = named_in(decode(await read_body(request), _NAMED))
     start = named.pop("start", None)
@@ -153,9 +157,9 @@ async def put_group(broker: Broker, request: Request) -> Response:
 
 
 async def change_group(broker: Broker, request: Request) -> Response:
-    """Only the settings that are named change; null: the queue's. A change that would delete
-    messages, or move them to the dead letters, is refused with their number (`would_delete`),
-    unless `deletes_max` allows as many."""
+    """Change the settings that are named, and no others. Null means the queue's own value. A
+    change that would delete messages, or move them to the dead letters, is refused with their
+    number (`would_delete`) unless `deletes_max` allows that many."""
     name = group_name(request)
     named = named_in(decode(await read_body(request), _CHANGE))
     queue, who = find_queue(broker, request), principal(request)
@@ -168,21 +172,23 @@ async def change_group(broker: Broker, request: Request) -> Response:
 
 
 async def get_group(broker: Broker, request: Request) -> Response:
-    """One group."""
+    """Describe one group: its settings, its lag, and the state of each partition."""
     name, queue = group_name(request), find_queue(broker, request)
     return reply(await _describe(broker, request, queue, name))
 
 
 async def _describe(broker: Broker, request: Request, queue: Queue, name: str) -> dict[str, object]:
-    """A group, as far as the rights of the request show it. Raises Refused(group_not_found)."""
+    """Describe a group, as far as the rights of the request show it. Raises
+    Refused(group_not_found)."""
     described = await broker.describe_group(principal(request), queue, name)
     return group_view(described, rights(request), queue.name)
 
 
 async def delete_group(broker: Broker, request: Request) -> Response:
-    """What other groups or the retention need stays. Messages that it alone had not settled go: it
-    is refused with their number (`would_delete`), unless `deletes_max` allows as many. The last
-    group of a queue without retention leaves everything to whoever comes next."""
+    """Delete a group. Messages that other groups or the retention need stay. Messages that this
+    group alone had not settled are deleted with it; the request is refused with their number
+    (`would_delete`) unless `deletes_max` allows that many. If it is the last group of a queue
+    without retention, all messages stay for the next group."""
     name, queue = group_name(request), find_queue(broker, request)
     broker.metadata.find_group(principal(request), queue, name)  # else there is nothing to begin
     removed = await broker.delete_group(
@@ -192,9 +198,9 @@ async def delete_group(broker: Broker, request: Request) -> Response:
 
 
 async def seek_group(broker: Broker, request: Request) -> Response:
-    """The group as it is afterwards. Deliveries of before no longer count: their acks are stale. A
-    seek past messages that nobody else needs is refused with their number (`would_delete`), unless
-    `deletes_max` allows as many."""
+    """Move a group to another place, and describe it as it is afterwards. Acks of earlier
+    deliveries are stale. A seek past messages that nobody else needs is refused with their number
+    (`would_delete`) unless `deletes_max` allows that many."""
     name = group_name(request)
     wanted = decode(await read_body(request), _SEEK)
     queue, who = find_queue(broker, request), principal(request)
@@ -209,7 +215,8 @@ async def seek_group(broker: Broker, request: Request) -> Response:
 
 
 def _begin(request: Request) -> Begin:
-    """Return what notes in the audit trail, before it happens, how many messages go."""
+    """Return a function that notes in the audit trail, before a change, how many messages it
+    deletes."""
     act = act_of(request)
 
     async def begin(removed: Removed) -> None:
@@ -239,11 +246,11 @@ OPERATIONS: Final = (
     Operation(
         "PUT",
         _GROUP,
-        "Create a group, if it is not there.",
+        "Create a group, if it does not exist.",
         put_group,
         {
-            200: Answer("It was there, and is as it was.", CreatedGroup),
-            201: Answer("It was created.", CreatedGroup),
+            200: Answer("The group existed, and is unchanged.", CreatedGroup),
+            201: Answer("The group was created.", CreatedGroup),
         },
         needs="manage",
         request=GroupRequest,
@@ -277,7 +284,7 @@ OPERATIONS: Final = (
         _GROUP,
         "Delete a group.",
         delete_group,
-        {200: Answer("It is gone.", DeletedGroup)},
+        {200: Answer("The group is deleted.", DeletedGroup)},
         needs="manage",
         query=(DELETES_MAX_PARAMETER,),
         errors=(*_FIND, "invalid_request", "group_not_found", "would_delete"),
@@ -286,7 +293,7 @@ OPERATIONS: Final = (
     Operation(
         "POST",
         f"{_GROUP}/seek",
-        "Send a group to another place.",
+        "Move a group to another place.",
         seek_group,
         {200: Answer("The group as it is now.", SoughtGroup)},
         needs="manage",

@@ -1,5 +1,5 @@
-"""REST: keys: what they wait for, which wait, what is in flight, which are parked, and an
-operator's decisions about these.
+"""REST: keys that wait and why, deliveries in flight, parked keys, and an operator's decisions
+about parked keys.
 """
 
 from typing import Annotated, Final
@@ -41,7 +41,8 @@ KEYS_DEFAULT: Final = 100
 
 
 class DecisionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What becomes of parked keys. Exactly one of `key`, `key_hash` (as listed) and `all`."""
+    """A decision about parked keys. Name the keys by exactly one of `key`, `key_hash` (as the list
+    of parked keys shows it) and `all`."""
 
     decision: Verb
     key: Annotated[str, msgspec.Meta(min_length=1, max_length=limits.KEY_BYTES_MAX)] | None = None
@@ -49,7 +50,7 @@ class DecisionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     all: bool = False
 
     def which(self) -> WhichKey:
-        """The key that is meant. Raises Refused(invalid_request)."""
+        """Return the keys that are meant. Raises Refused(invalid_request)."""
         if (self.key is not None) + (self.key_hash is not None) + self.all != 1:
             raise Refused("invalid_request", "exactly one of key, key_hash and all")
         hashed = int(self.key_hash, 16) if self.key_hash is not None else None
@@ -60,8 +61,8 @@ _DECISION: Final = msgspec.json.Decoder(DecisionRequest)
 
 
 async def explain_key(broker: Broker, request: Request) -> Response:
-    """Where a key goes, and for each group who has it, what it waits for, and until when. Takes
-    nothing from anybody; a key that never was is told where it would go."""
+    """Show where a key goes, and for each group its consumer, what it waits for, and until when.
+    This takes no message from anybody. For a key without messages, it shows where they would go."""
     query = request.query_params
     key, group, after = query.get("key"), query.get("group"), query.get("after", "")
     if key is None or not 0 < len(key.encode()) <= limits.KEY_BYTES_MAX:
@@ -75,7 +76,7 @@ async def explain_key(broker: Broker, request: Request) -> Response:
 
 
 async def list_held(broker: Broker, request: Request) -> Response:
-    """Keys of which messages wait that were come across, and why, by partition and hash."""
+    """List keys whose messages were tried and wait, with the reason, by partition and hash."""
     after = request.query_params.get("after")
     place = HeldPlace.parse(after) if after is not None else None
     asked = _group_and_limit(broker, request, limits.KEYS_PER_LOOK_MAX)
@@ -83,7 +84,7 @@ async def list_held(broker: Broker, request: Request) -> Response:
 
 
 async def list_leases(broker: Broker, request: Request) -> Response:
-    """What is in flight here, by partition and offset."""
+    """List deliveries in flight at this gateway, by partition and offset."""
     after = request.query_params.get("after")
     place = Place.parse(after) if after is not None else None
     asked = _group_and_limit(broker, request, limits.KEYS_PER_LOOK_MAX)
@@ -91,13 +92,15 @@ async def list_leases(broker: Broker, request: Request) -> Response:
 
 
 async def list_parked(broker: Broker, request: Request) -> Response:
-    """What is parked, by partition."""
+    """List parked keys, by partition."""
     asked = _group_and_limit(broker, request, limits.PARKED_PER_CALL_MAX)
     return reply(await broker.parking.list_keys(*asked))
 
 
 async def decide_parked(broker: Broker, request: Request) -> Response:
-    """Answered when the decision is durable."""
+    """Decide about parked keys. `retry` tries the first message once more. `skip` moves it to the
+    dead letters. `release` unparks the key, and its messages have all their attempts again. The
+    answer comes when the decision is durable."""
     name = group_name(request)
     wanted = decode(await read_body(request), _DECISION)
     which, queue = wanted.which(), find_queue(broker, request)
@@ -110,7 +113,8 @@ async def decide_parked(broker: Broker, request: Request) -> Response:
 
 
 def _group_and_limit(broker: Broker, request: Request, limit_max: int) -> tuple[Queue, Group, int]:
-    """The group that a request names, and how many keys or deliveries it wants at most."""
+    """Return the queue and the group that a request names, and how many keys or deliveries it
+    wants at most."""
     name = group_name(request)
     limit = query_limit(request, limit_max, KEYS_DEFAULT)
     queue = find_queue(broker, request)
@@ -121,7 +125,7 @@ _QUEUE: Final = "/v1/queues/{queue}"
 _GROUP: Final = f"{_QUEUE}/groups/{{group}}"
 _ERRORS: Final = ("invalid_name", "invalid_request", "queue_not_found", "group_not_found")
 _TEXT: Final = {"type": "string"}
-_AFTER: Final = Parameter("after", "Where the answer before said to go on.", _TEXT)
+_AFTER: Final = Parameter("after", "The place to go on, from `next` of the last answer.", _TEXT)
 
 OPERATIONS: Final = (
     Operation(
@@ -129,7 +133,7 @@ OPERATIONS: Final = (
         f"{_QUEUE}/explain",
         "Explain what a key waits for.",
         explain_key,
-        {200: Answer("Where it goes, and what it waits for, by group.", Explained)},
+        {200: Answer("Where the key goes, and what it waits for, by group.", Explained)},
         needs="consume or manage",
         query=(
             Parameter("key", f"The key: 1 to {limits.KEY_BYTES_MAX} bytes.", _TEXT),
@@ -151,7 +155,7 @@ OPERATIONS: Final = (
     Operation(
         "GET",
         f"{_GROUP}/leases",
-        "List what is in flight.",
+        "List deliveries in flight.",
         list_leases,
         {200: Answer("The deliveries, each with its lease.", LeaseList)},
         needs="consume or manage",
@@ -173,7 +177,7 @@ OPERATIONS: Final = (
         f"{_GROUP}/parked",
         "Retry, skip or release parked keys.",
         decide_parked,
-        {200: Answer("It is durable; the keys as they were before.", Decided)},
+        {200: Answer("The decision is durable; the keys are shown as they were before.", Decided)},
         needs="manage",
         request=DecisionRequest,
         errors=(*_ERRORS, "invalid_json", "request_too_large", "not_parked", "unknown"),

@@ -31,7 +31,7 @@ from runtime.trace_context import Tracer, carried, current
 
 
 class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Messages for one queue. Each gets its own answer: a batch is not atomic (R5)."""
+    """Messages for one queue. Each gets its own result, because a batch is not atomic (R5)."""
 
     messages: Annotated[
         list[Message], msgspec.Meta(min_length=1, max_length=limits.MESSAGES_PER_PUBLISH_MAX)
@@ -39,7 +39,7 @@ class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Failure(msgspec.Struct, omit_defaults=True):
-    """Why one message was not stored, or that its fate is unknown."""
+    """Reason why one message was not stored, or why its fate is unknown."""
 
     code: str
     detail: str
@@ -48,8 +48,8 @@ class Failure(msgspec.Struct, omit_defaults=True):
 
 
 class PublishResult(msgspec.Struct, omit_defaults=True):
-    """Either `error`, or all others: where the message is stored. A duplicate has the place of
-    the original."""
+    """Result of one message: either `error`, or the other fields, which say where it is stored. A
+    duplicate has the place of the original."""
 
     id: str | None = None
     partition: int | None = None
@@ -59,15 +59,16 @@ class PublishResult(msgspec.Struct, omit_defaults=True):
 
 
 class DurabilityMet(msgspec.Struct):
-    """What the results mean: the level that was waited for, and how many copies are fsynced."""
+    """Durability of the stored messages: the level that the broker waited for, and the number of
+    copies that are fsynced."""
 
     level: Durability
     copies: int
 
 
 class PublishAnswer(msgspec.Struct):
-    """One result per message, in order. 200 also where some, or all, were refused: then there is
-    nothing that `durability` could tell of, and it is left out."""
+    """One result per message, in order. The status is 200 even if some or all messages were
+    refused. `durability` is left out if none was stored."""
 
     results: list[PublishResult]
     durability: DurabilityMet | msgspec.UnsetType = msgspec.UNSET
@@ -77,8 +78,9 @@ _REQUEST: Final = msgspec.json.Decoder(PublishRequest)
 
 
 async def publish(broker: Broker, request: Request) -> Response:
-    """Answered when the messages are durable. When the client goes away meanwhile they are
-    stored all the same; sent again under the same ids they are answered as duplicates (P4)."""
+    """Publish messages. The answer comes when they are durable. If the client goes away earlier,
+    they are stored all the same. Sent again with the same ids, they are answered as duplicates
+    (P4)."""
     name = queue_name(request)
     wanted = decode(await read_body(request), _REQUEST)
     trace = current()
@@ -165,7 +167,7 @@ OPERATIONS: Final = (
         "/v1/queues/{queue}/messages",
         "Publish messages.",
         publish,
-        {200: Answer("What became of each message.", PublishAnswer)},
+        {200: Answer("The result of each message.", PublishAnswer)},
         needs="publish",
         request=PublishRequest,
         errors=(

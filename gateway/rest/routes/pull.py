@@ -1,4 +1,4 @@
-"""REST: consume from a group by pull: take messages, and settle them by their receipts."""
+"""REST: pulls, which take messages of a group, and settle them by their receipts."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -33,7 +33,7 @@ PULL_MESSAGES_DEFAULT: Final = 10
 
 
 class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many messages at most, and how long to wait for the first one."""
+    """Largest number of messages to take, and how long to wait for the first one."""
 
     messages_max: Annotated[int, msgspec.Meta(ge=1, le=limits.PULL_MESSAGES_MAX)] = (
         PULL_MESSAGES_DEFAULT
@@ -42,7 +42,7 @@ class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PullAnswer(msgspec.Struct):
-    """Empty when nothing came in time."""
+    """The messages. The list is empty if none came in time."""
 
     messages: list[PulledMessage]
 
@@ -54,14 +54,15 @@ ReceiptTexts = Annotated[
 
 
 class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Receipts of messages that are done."""
+    """Receipts of messages that were handled."""
 
     receipts: ReceiptTexts
 
 
 class NackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Receipts of messages that come again, after `delay_s` or the group's backoff, or (`reject`)
-    not at all: dead-lettered at once, or their keys parked. `reason` is kept with them."""
+    """Receipts of messages to return. They are delivered again after `delay_s`, or after the
+    group's backoff. With `reject` they are not tried again; they go to the dead letters at once, or
+    their keys are parked. `reason` is stored with the messages."""
 
     receipts: ReceiptTexts
     delay_s: Annotated[float, msgspec.Meta(ge=0, le=limits.DELAY_S_MAX)] | None = None
@@ -70,15 +71,16 @@ class NackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExtendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Receipts whose lease shall last `lease_s` from now, or the group's lease."""
+    """Receipts whose leases are prolonged. Each lasts `lease_s` from now; if that is left out, as
+    long as the group's lease."""
 
     receipts: ReceiptTexts
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=43_200)] | None = None
 
 
 class SettleAnswer(msgspec.Struct, omit_defaults=True):
-    """How many counted, and the receipts whose delivery had ended. `invalid` appears where some,
-    not all, of the receipts were not of this group."""
+    """The number of receipts that counted, and the `stale` ones, whose delivery had ended.
+    `invalid` lists receipts that are not of this group, if others of the request were."""
 
     settled: int
     stale: list[str]
@@ -92,7 +94,8 @@ _EXTEND: Final = msgspec.json.Decoder(ExtendRequest)
 
 
 async def pull(broker: Broker, request: Request) -> Response:
-    """Messages, as soon as there are some. The first pull of a group makes it (R11)."""
+    """Take messages of a group. The answer comes as soon as there is at least one message, or after
+    `wait_s`. The first pull of a group creates it (R11)."""
     name = group_name(request)
     wanted = decode(await read_body(request), _PULL)
     queue = find_queue(broker, request)
@@ -126,8 +129,8 @@ async def _group_for_pull(broker: Broker, request: Request, queue: Queue, name: 
 async def _pull_while_connected(
     broker: Broker, request: Request, queue: Queue, group: Group, wanted: PullRequest
 ) -> list[PulledMessage]:
-    """Wait for messages only while the client does. What was given to a client that has gone
-    returns to the group at once, not when its lease ends."""
+    """Wait for messages while the client does. If the client has gone, return the messages that it
+    was given to the group at once, and not when their leases end."""
     admitted = admission(request)
     wait_s = 0 if broker.draining else min(wanted.wait_s, admitted.lasts_s)
     pull = broker.pulls.pull(queue, group, wanted.messages_max, wait_s, who=principal(request))
@@ -156,7 +159,7 @@ async def _pull_while_connected(
 
 
 class _RevocableWait:
-    """A pull that waits ends with the credential that it came with (P11)."""
+    """The wait of a pull, which ends when the credential of its request does (P11)."""
 
     def __init__(self) -> None:
         self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -174,18 +177,19 @@ async def _gone(request: Request) -> None:
 
 
 async def ack(broker: Broker, request: Request) -> Response:
-    """Answered when it is durable: a confirmed ack (R21)."""
+    """Settle messages by their receipts. The answer comes when this is durable, so the ack is
+    confirmed (R21)."""
     wanted = decode(await read_body(request), _ACK)
     queue, group = _place(broker, request)
     return await _settle(broker.pulls.ack(queue, group, wanted.receipts))
 
 
 async def nack(broker: Broker, request: Request) -> Response:
-    """Return messages to the group."""
+    """Return messages to their group by their receipts, or reject them."""
     wanted = decode(await read_body(request), _NACK)
     queue, group = _place(broker, request)
     if wanted.reject and wanted.delay_s is not None:
-        raise Refused("invalid_request", "delay_s: what is rejected is not tried again")
+        raise Refused("invalid_request", "delay_s: a rejected message is not tried again")
     return await _settle(
         broker.pulls.nack(
             queue,
@@ -199,7 +203,7 @@ async def nack(broker: Broker, request: Request) -> Response:
 
 
 async def extend(broker: Broker, request: Request) -> Response:
-    """Prolong leases."""
+    """Prolong the leases of messages by their receipts."""
     wanted = decode(await read_body(request), _EXTEND)
     queue, group = _place(broker, request)
     return await _settle(broker.pulls.extend(queue, group, wanted.receipts, wanted.lease_s))
@@ -211,8 +215,8 @@ def _place(broker: Broker, request: Request) -> tuple[Queue, Group]:
 
 
 async def _settle(acting: Awaitable[PullSettled]) -> Response:
-    """Invalid receipts alone changed nothing and are a problem; beside others that counted, the
-    answer names them."""
+    """Answer with what was settled. Raises Refused(invalid_receipt) if all receipts are invalid,
+    because then nothing has changed; otherwise the answer names the invalid ones."""
     done = await acting
     if done.invalid and not done.settled and not done.stale:
         raise Refused("invalid_receipt")
@@ -230,7 +234,7 @@ def _settle_operation(verb: str, summary: str, handler: Any, request: Any) -> Op
         f"{_GROUP}/{verb}",
         summary,
         handler,
-        {200: Answer("What it did.", SettleAnswer)},
+        {200: Answer("Which receipts counted, and which did not.", SettleAnswer)},
         needs="consume",
         request=request,
         errors=(*_FIND, *_BODY, "group_not_found", "invalid_receipt", "overloaded"),

@@ -1,6 +1,6 @@
-"""REST: queues: create, change, describe, list; pause, purge, peek, and their dead letters.
+"""REST: create, change, describe, list, pause, purge and peek at queues, and their dead letters.
 
-Deleting a queue does not exist over HTTP; `tocsin admin delete-queue` does it.
+No queue can be deleted over HTTP. `tocsin admin delete-queue` deletes one.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -59,11 +59,11 @@ from runtime.operation import decode, reply
 DELETES_MAX: Final = (1 << 53) - 1
 DELETES_MAX_PARAMETER: Final = Parameter(
     "deletes_max",
-    "As many messages it may delete, or move to the dead letters.",
+    "The number of messages that may be deleted, or moved to the dead letters.",
     {"type": "integer", "minimum": 0, "maximum": DELETES_MAX, "default": 0},
 )
 LEFT_OUT: Final = ("settings", "partitions", "dead_letters")
-"""Fields that a brief list leaves out: more than half of it."""
+"""Fields that a brief list leaves out. They are more than half of a list."""
 
 
 PEEK_DEFAULT: Final = 10
@@ -74,8 +74,8 @@ Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class QueueDescription(msgspec.Struct, kw_only=True):
-    """A queue as `GET /v1/queues/{queue}` describes it; more fields may come. Fields that the
-    rights of whoever asks do not show are left out."""
+    """A queue, as `GET /v1/queues/{queue}` describes it. Fields that the client's rights do not
+    show are left out. Later versions may add fields."""
 
     name: str
     queue_id: str
@@ -83,42 +83,41 @@ class QueueDescription(msgspec.Struct, kw_only=True):
     """The principal that created it."""
     created_unix_ms: int | msgspec.UnsetType = msgspec.UNSET
     paused: bool | msgspec.UnsetType = msgspec.UNSET
-    """Nothing is given out to its groups; see `POST /v1/queues/{queue}/pause`."""
+    """Whether nothing is delivered to its groups; see `POST /v1/queues/{queue}/pause`."""
     settings: QueueSettings | msgspec.UnsetType = msgspec.UNSET
-    """Without `alerts` where the rights do not show them."""
+    """Its settings; without `alerts` if the rights do not show them."""
     partitions: list[QueuePartition] | msgspec.UnsetType = msgspec.UNSET
     depth: int | msgspec.UnsetType = msgspec.UNSET
-    """Messages that are retained."""
+    """Number of messages that are retained."""
     bytes: int | msgspec.UnsetType = msgspec.UNSET
     oldest_unix_ms: int | msgspec.UnsetType | None = msgspec.UNSET
-    """When the oldest of them was published; null: there is none."""
+    """Publish time of the oldest of them; null if there is none."""
     counters: QueueCounters | msgspec.UnsetType = msgspec.UNSET
     dead_letters: DeadLetterQueue | msgspec.UnsetType = msgspec.UNSET
     groups: list[QueueGroup] | msgspec.UnsetType = msgspec.UNSET
-    """By name."""
+    """Its groups, by name."""
 
 
 class ListedQueue(QueueDescription, kw_only=True):
-    """The same in the list of all queues, where `?brief=true` leaves out `settings`, `partitions`
-    and `dead_letters`."""
+    """A queue in the list of all queues. With `?brief=true`, `settings`, `partitions` and
+    `dead_letters` are left out."""
 
 
 class CreatedQueue(QueueDescription, kw_only=True):
-    """A queue that was asked for."""
+    """A queue after a request to create it. `created` is false if it existed already; then
+    nothing of it was changed."""
 
     created: bool
-    """False: it was there, and nothing of it was changed."""
 
 
 class ChangedQueue(QueueDescription, kw_only=True):
-    """A queue of which settings were changed."""
+    """A queue after a change of its settings. `changes` lists the settings that have another value
+    now. `deleted` is the number of messages that the change deletes, `dead_lettered` the number
+    that it moves to the dead letters."""
 
     changes: list[SettingChange]
-    """The settings that have another value now."""
     deleted: int
-    """How many messages the change deletes."""
     dead_lettered: int
-    """How many messages it moves to the dead letters."""
 
 
 class QueueList(msgspec.Struct):
@@ -126,25 +125,26 @@ class QueueList(msgspec.Struct):
 
     queues: list[ListedQueue]
     next: str | None = None
-    """There are more: ask again with `?after=<this>`."""
+    """Value for `?after=<this>` to get more; left out if there are no more."""
     unavailable: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Queues of which a storage cluster does not answer; left out: there are none."""
+    """Queues of which a storage cluster does not answer; left out if there are none."""
     gateway: str | msgspec.UnsetType = msgspec.UNSET
-    """The gateway that answers, whose counters these are; left out: there are never others."""
+    """The gateway that answers, whose counters these are; left out if there are never others."""
     gateways: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    """All that are there, with this one: the others count for themselves."""
+    """All living gateways, with this one; the others have counters of their own."""
 
 
 class PurgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """For whom. Exactly one of `group` and `all`: every group, and readers."""
+    """Choice of what to purge, by exactly one of two fields. `group` purges for one group, `all`
+    for every group and all readers."""
 
     group: str | None = None
     all: bool = False
 
 
 class RedriveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which dead letters go back, at most `limit` of them: all, those of a key, of a reason, those
-    from a place on that the answer before has named as `next`."""
+    """Selection of dead letters to send back, at most `limit` of them. `key` and `reason` select
+    some of them. `after` is the place to go on, from `next` of the last answer."""
 
     key: Key | None = None
     reason: Reason | None = None
@@ -161,10 +161,10 @@ _REDRIVE: Final = msgspec.json.Decoder(RedriveRequest)
 
 
 async def put_queue(broker: Broker, request: Request) -> Response:
-    """201 where it was made, with the settings that are named and the defaults of the others; 200
-    where it was there, and nothing of it changes: where one of the settings that are named has
-    another value, the answer is `settings_differ`. To name another queue for its dead letters needs
-    `manage` there, too, and for its alerts `publish`: they are written into it."""
+    """Create a queue with the named settings, and defaults for the others. The answer is 201 if the
+    queue was created, and 200 if it existed. An existing queue is never changed: if a named setting
+    has another value there, the answer is `settings_differ`. Naming another queue for dead letters
+    also needs `manage` on that queue. Naming one for alerts needs `publish` on it."""
     name = queue_name(request)
     named = named_in(decode(await read_body(request), _NAMING))
     settings = QueueSettings(**named)
@@ -178,10 +178,10 @@ async def put_queue(broker: Broker, request: Request) -> Response:
 
 
 async def change_queue(broker: Broker, request: Request) -> Response:
-    """Only the settings that are named change. A change that would delete messages, or move them to
-    the dead letters, is refused with their number (`would_delete`), unless `deletes_max` allows as
-    many. To name another queue for its dead letters needs `manage` there, too, and for its alerts
-    `publish`."""
+    """Change the settings that are named, and no others. A change that would delete messages, or
+    move them to the dead letters, is refused with their number (`would_delete`) unless
+    `deletes_max` allows that many. Naming another queue for dead letters also needs `manage` on
+    that queue. Naming one for alerts needs `publish` on it."""
     name = queue_name(request)
     named = named_in(decode(await read_body(request), _CHANGE))
     with asking(request, named), _name_visible_queues(request):
@@ -198,7 +198,8 @@ async def change_queue(broker: Broker, request: Request) -> Response:
 
 @contextmanager
 def _name_visible_queues(request: Request) -> Iterator[None]:
-    """Inside, the error about a circle of dead-letter queues names those that one may see (P11)."""
+    """Let an error about a circle of dead-letter queues name only those that the client may see
+    (P11)."""
     try:
         yield
     except DeadLetterCircle as circle:
@@ -208,7 +209,8 @@ def _name_visible_queues(request: Request) -> Iterator[None]:
 def _check_others(
     request: Request, name: str, dead_letters: str | None, alerts: Iterable[Any]
 ) -> None:
-    """Check the rights to name these: they are written into other queues."""
+    """Check the rights to name other queues for dead letters and alerts, because both are written
+    there."""
     other = other_dead_letter_queue(name, dead_letters)
     if other is not None:
         rights(request).check("manage", other)
@@ -218,12 +220,13 @@ def _check_others(
 
 
 def deletes_max(request: Request) -> int:
-    """How many messages a change may delete. Raises Refused(invalid_request)."""
+    """Return how many messages a change may delete. Raises Refused(invalid_request)."""
     return query_number(request, "deletes_max", high=DELETES_MAX, default=0) or 0
 
 
 def beginning(request: Request) -> Callable[[Removed], Awaitable[None]]:
-    """Return what notes in the audit trail, before it happens, that a change removes messages."""
+    """Return a function that notes in the audit trail, before a change, how many messages it
+    removes."""
     act = act_of(request)
 
     async def begin(removed: Removed) -> None:
@@ -234,7 +237,7 @@ def beginning(request: Request) -> Callable[[Removed], Awaitable[None]]:
 
 
 def changed_fields(request: Request, done: ChangedSettings) -> dict[str, object]:
-    """Return the fields of a change in the answer, and in the audit trail."""
+    """Note a change in the audit trail, and return its fields of the answer."""
     act_of(request).about(changed={one.name: [one.before, one.after] for one in done.changes})
     return {
         "changes": done.changes,
@@ -244,14 +247,14 @@ def changed_fields(request: Request, done: ChangedSettings) -> dict[str, object]
 
 
 async def get_queue(broker: Broker, request: Request) -> Response:
-    """One queue."""
+    """Describe one queue: its settings, its partitions, its depth, and the lag of its groups."""
     queue = find_queue(broker, request)
     return reply(await described(broker, request, queue.name))
 
 
 async def described(broker: Broker, request: Request, name: str) -> dict[str, Any]:
-    """A queue, as far as the rights of the request show it. Where they show that it is there and
-    no more, the storage is not asked. Raises Refused(queue_not_found)."""
+    """Describe a queue, as far as the rights of the request show it. If they show only that it
+    exists, nothing is read from the storage. Raises Refused(queue_not_found)."""
     allowed = rights(request)
     if not verbs_on_all(allowed, name):
         queue = broker.find_queue(principal(request), name)
@@ -260,8 +263,7 @@ async def described(broker: Broker, request: Request, name: str) -> dict[str, An
 
 
 async def list_queues(broker: Broker, request: Request) -> Response:
-    """A page of those on which there is any right: describing a queue asks the storage, and there
-    may be 100,000 of them."""
+    """List queues on which the client has any right, one page at a time, by name."""
     page = query_limit(request, limits.QUEUES_PER_PAGE_MAX, limits.QUEUES_PER_PAGE_MAX)
     after = request.query_params.get("after", "")
     if after:
@@ -294,12 +296,13 @@ async def list_queues(broker: Broker, request: Request) -> Response:
 
 
 async def pause_queue(broker: Broker, request: Request) -> Response:
-    """Nothing more is given out to its groups, durably. Publishing and readers go on."""
+    """Pause a queue: deliver nothing more to its groups. Publishing and readers go on. The pause is
+    durable."""
     return await _pause(broker, request, paused=True)
 
 
 async def resume_queue(broker: Broker, request: Request) -> Response:
-    """What waited is given out again."""
+    """End the pause of a queue. Messages that waited are delivered again."""
     return await _pause(broker, request, paused=False)
 
 
@@ -310,7 +313,9 @@ async def _pause(broker: Broker, request: Request, *, paused: bool) -> Response:
 
 
 async def purge_queue(broker: Broker, request: Request) -> Response:
-    """Answered when it is durable. What is published meanwhile may stay or go."""
+    """Drop the messages of a queue, for one group or for all. Acks of deliveries in flight are
+    stale. The answer comes when this is durable. Messages that are published meanwhile may be
+    dropped or not."""
     wanted = decode(await read_body(request), _PURGE)
     if (wanted.group is not None) + wanted.all != 1:
         raise Refused("invalid_request", "exactly one of group and all")
@@ -326,8 +331,8 @@ async def purge_queue(broker: Broker, request: Request) -> Response:
 
 
 async def peek_queue(broker: Broker, request: Request) -> Response:
-    """Messages as they stand, taken from nobody. With `group`: those that it has not settled, and
-    what each waits for, which needs `consume` or `manage`, too: it is what the group does."""
+    """Show messages without taking them from anybody. With `group`, show those that this group has
+    not settled, and what each waits for. That also needs `consume` or `manage`."""
     group = request.query_params.get("group")
     if group is not None:
         check_name(group, "group")
@@ -339,7 +344,7 @@ async def peek_queue(broker: Broker, request: Request) -> Response:
 
 
 async def list_dead_letters(broker: Broker, request: Request) -> Response:
-    """The dead letters of this queue that have not gone back, oldest first."""
+    """List the dead letters of this queue that have not gone back, oldest first."""
     look = _look(request, LETTERS_DEFAULT)
     _check_read(request, look)
     queue = find_queue(broker, request)
@@ -350,9 +355,10 @@ async def list_dead_letters(broker: Broker, request: Request) -> Response:
 
 
 async def redrive_dead_letters(broker: Broker, request: Request) -> Response:
-    """Answered when they stand in the queue again. Call it again with `next` until there is none;
-    what went back before an error, or before a lost answer, does not go again. Where they stand in
-    a queue that the settings name, it needs `manage` there, too."""
+    """Send dead letters back into their queue. The answer comes when they are stored there. Call it
+    again with `next` until there is none. Letters that went back before an error, or before a lost
+    answer, do not go again. If the settings name another queue for dead letters, this also needs
+    `manage` on that queue."""
     wanted = decode(await read_body(request), _REDRIVE)
     after = Place.parse(wanted.after) if wanted.after is not None else None
     look = Look(limit=wanted.limit, key=wanted.key, reason=wanted.reason, after=after)
@@ -395,7 +401,9 @@ _QUEUE: Final = "/v1/queues/{queue}"
 _FIND: Final = ("invalid_name", "queue_not_found")
 _BODY: Final = ("invalid_json", "request_too_large")
 _KEY: Final = Parameter("key", "Only messages of this key.", {"type": "string"})
-_AFTER: Final = Parameter("after", "Where the answer before said to go on.", {"type": "string"})
+_AFTER: Final = Parameter(
+    "after", "The place to go on, from `next` of the last answer.", {"type": "string"}
+)
 _NUMBER: Final = {"type": "integer", "minimum": 0}
 
 OPERATIONS: Final = (
@@ -408,15 +416,15 @@ OPERATIONS: Final = (
         needs="any",
         query=(
             limit_parameter(limits.QUEUES_PER_PAGE_MAX),
-            Parameter("after", "Only names behind this one.", {"type": "string"}),
-            Parameter("brief", f"Without: {', '.join(LEFT_OUT)}.", {"type": "boolean"}),
+            Parameter("after", "Only names that sort after this one.", {"type": "string"}),
+            Parameter("brief", f"Leave out {', '.join(LEFT_OUT)}.", {"type": "boolean"}),
         ),
         errors=("invalid_request", "invalid_name"),
     ),
     Operation(
         "PUT",
         _QUEUE,
-        "Create a queue, if it is not there.",
+        "Create a queue, if it does not exist.",
         put_queue,
         {
             200: Answer("It was there, and is as it was.", CreatedQueue),
@@ -466,7 +474,7 @@ OPERATIONS: Final = (
     Operation(
         "POST",
         f"{_QUEUE}/pause",
-        "Give nothing out to groups.",
+        "Pause a queue.",
         pause_queue,
         {200: Answer("The queue as it is now.", QueueDescription)},
         needs="manage",
@@ -476,7 +484,7 @@ OPERATIONS: Final = (
     Operation(
         "POST",
         f"{_QUEUE}/resume",
-        "Go on giving out.",
+        "Resume a paused queue.",
         resume_queue,
         {200: Answer("The queue as it is now.", QueueDescription)},
         needs="manage",
@@ -486,9 +494,9 @@ OPERATIONS: Final = (
     Operation(
         "POST",
         f"{_QUEUE}/purge",
-        "Drop what stands in a queue, for a group or for everybody.",
+        "Drop the messages of a queue, for one group or for all.",
         purge_queue,
-        {200: Answer("How many messages it was.", Purged)},
+        {200: Answer("The number of messages that were dropped.", Purged)},
         needs="manage",
         request=PurgeRequest,
         errors=(*_FIND, *_BODY, "group_not_found"),
@@ -503,10 +511,16 @@ OPERATIONS: Final = (
         needs="read",
         query=(
             limit_parameter(limits.LOOK_MESSAGES_MAX),
-            Parameter("partition", "Only messages of this one.", _NUMBER),
-            Parameter("offset", "From here on in that partition, or in the key's.", _NUMBER),
+            Parameter("partition", "Only messages of this partition.", _NUMBER),
+            Parameter(
+                "offset", "The first offset, in `partition` or in the partition of `key`.", _NUMBER
+            ),
             _KEY,
-            Parameter("group", "What it has not settled, and why.", {"type": "string"}),
+            Parameter(
+                "group",
+                "Only messages that this group has not settled, each with what it waits for.",
+                {"type": "string"},
+            ),
             _AFTER,
         ),
         errors=(*_FIND, "group_not_found"),
@@ -516,12 +530,12 @@ OPERATIONS: Final = (
         f"{_QUEUE}/dead-letters",
         "List dead letters.",
         list_dead_letters,
-        {200: Answer("The letters, where they come from, and why.", FoundDeadLetters)},
+        {200: Answer("The letters, each with its origin and reason.", FoundDeadLetters)},
         needs="read",
         query=(
             limit_parameter(limits.LOOK_MESSAGES_MAX),
             _KEY,
-            Parameter("reason", "Only those of this reason.", {"type": "string"}),
+            Parameter("reason", "Only letters of this reason.", {"type": "string"}),
             _AFTER,
         ),
         errors=_FIND,
@@ -531,7 +545,7 @@ OPERATIONS: Final = (
         f"{_QUEUE}/dead-letters/redrive",
         "Send dead letters back into their queue.",
         redrive_dead_letters,
-        {200: Answer("How many stand in the queue again.", Redriven)},
+        {200: Answer("The number of letters that went back.", Redriven)},
         needs="manage",
         request=RedriveRequest,
         errors=(

@@ -1,4 +1,4 @@
-"""REST: sessions by long poll. The frames in requests and answers are those of the WebSocket."""
+"""REST: sessions by long poll. Requests and answers carry the same frames as a WebSocket."""
 
 from typing import Any, Final
 
@@ -33,15 +33,15 @@ _ENCODE: Final = msgspec.json.encode
 
 
 class CloseDescription(msgspec.Struct):
-    """Why the session is over, as a WebSocket's close frame says it."""
+    """Reason why the session is over, as in the close frame of a WebSocket."""
 
     code: int
     reason: str
 
 
 class Batch(msgspec.Struct, omit_defaults=True):
-    """`session` stands in the path of this long poll's requests; `frames` come next; `batch` goes
-    into the next poll's `after`."""
+    """The next `frames` for the client. `session` is the part of the path that names this session
+    in further requests. `batch` is the value for `after` of the next poll."""
 
     session: str
     batch: int
@@ -50,18 +50,18 @@ class Batch(msgspec.Struct, omit_defaults=True):
 
 
 class Posted(msgspec.Struct):
-    """The message of this number has been taken."""
+    """The number of a message that was taken."""
 
     number: int
 
 
 async def list_sessions(broker: Broker, request: Request) -> Response:
-    """Sessions of this gateway, over either transport or waiting for their client, by id: yours;
-    and with `manage` on every queue those of your whole tenant."""
+    """List the sessions of this gateway, by id, over either transport or waiting for their client.
+    They are the client's own; with `manage` on every queue, those of its whole tenant."""
     limit = query_limit(request, limits.SESSIONS_PER_PAGE_MAX, SESSIONS_DEFAULT)
     after = request.query_params.get("after", "")
     if after and not is_session_id(after):
-        raise Refused("invalid_request", "after: a session's id, as `next` names it")
+        raise Refused("invalid_request", "after: not the id of a session; send what `next` names")
     whole = rights(request).is_everywhere("manage")
     sessions = _polls(request).sessions
     listed = sessions.page(principal(request), limit, after, whole_tenant=whole)
@@ -70,17 +70,18 @@ async def list_sessions(broker: Broker, request: Request) -> Response:
 
 
 async def open_session(broker: Broker, request: Request) -> Response:
-    """The body is the client's first message: a `hello`, in an array with what may follow it."""
+    """Open a session. The body is the client's first message, an array with a `hello` and the
+    frames that may follow it."""
     body = await read_body(request)
     poll = _polls(request).open(admission(request), body, client_address(request.scope))
     answer = _batch(poll, *await poll.poll(0, 0.0), status=201)
-    # A balancer learns from it which gateway has this session.
+    # A load balancer learns from this header which gateway has the session.
     answer.headers["Location"] = f"/v1/sessions/{poll.poll_id}"
     return answer
 
 
 async def post_frames(broker: Broker, request: Request) -> Response:
-    """The client says something: one frame, or an array of them."""
+    """Send one frame, or an array of frames."""
     number = _number(request, "number", 1)
     data = await read_body(request)
     await _poll(request).post(number, data)
@@ -88,14 +89,15 @@ async def post_frames(broker: Broker, request: Request) -> Response:
 
 
 async def poll_frames(broker: Broker, request: Request) -> Response:
-    """Wait for what there is for the client."""
+    """Wait for frames. The answer comes as soon as there are some, or after `wait_s`. When the
+    session is over, the answer with its last frames has `close`."""
     after = _number(request, "after", 0)
     poll = _poll(request)
     return _batch(poll, *await poll.poll(after, _wait_s(request)))
 
 
 async def end_session(broker: Broker, request: Request) -> Response:
-    """End it: what it held returns to its groups at once."""
+    """End a session. The messages that it held return to their groups at once."""
     _poll(request).finish()
     return Response(status_code=204)
 
@@ -103,7 +105,7 @@ async def end_session(broker: Broker, request: Request) -> Response:
 def _polls(request: Request) -> LongPolls:
     polls: LongPolls | None = request.app.polls
     if polls is None:
-        raise Refused("not_found", "there are no sessions by long poll here")
+        raise Refused("not_found", "this gateway has no sessions by long poll")
     return polls
 
 
@@ -158,14 +160,14 @@ OPERATIONS: Final = (
         needs="own",
         query=(
             limit_parameter(limits.SESSIONS_PER_PAGE_MAX),
-            Parameter("after", "Only ids behind this one.", {"type": "string"}),
+            Parameter("after", "Only ids that sort after this one.", {"type": "string"}),
         ),
         errors=("invalid_request",),
     ),
     Operation(
         "POST",
         "/v1/sessions",
-        "Open a session by long poll, or go on with one.",
+        "Open a session by long poll, or resume one.",
         open_session,
         {201: Answer("The session, with its `welcome`.", Batch)},
         needs="own",
@@ -177,10 +179,16 @@ OPERATIONS: Final = (
         _PATH,
         "Send frames.",
         post_frames,
-        {202: Answer("They were taken; answers come by poll.", Posted)},
+        {202: Answer("The frames were taken; their answers come by poll.", Posted)},
         needs="own",
         request=dict[str, Any],
-        query=(Parameter("number", "1, 2, 3 …: one that came before does nothing.", _NUMBER),),
+        query=(
+            Parameter(
+                "number",
+                "The number of this message: 1, 2, 3 … A number that came before does nothing.",
+                _NUMBER,
+            ),
+        ),
         errors=(*_BODY, "session_not_found", "too_many", "overloaded"),
     ),
     Operation(
@@ -188,13 +196,13 @@ OPERATIONS: Final = (
         _PATH,
         "Wait for frames.",
         poll_frames,
-        {200: Answer("Frames, or none after `wait_s`.", Batch)},
+        {200: Answer("The frames; none if `wait_s` is over.", Batch)},
         needs="own",
         query=(
-            Parameter("after", "The last batch that arrived; 0: none yet.", _NUMBER),
+            Parameter("after", "The last batch that arrived; 0 if none has yet.", _NUMBER),
             Parameter(
                 "wait_s",
-                "How long to wait.",
+                "How many seconds to wait.",
                 {"type": "number", "minimum": 0, "maximum": limits.PULL_WAIT_S_MAX, "default": 25},
             ),
         ),
@@ -205,7 +213,7 @@ OPERATIONS: Final = (
         "/v1/sessions/{session}",
         "End a session.",
         end_session,
-        {204: Answer("It is over.")},
+        {204: Answer("The session is over.")},
         needs="own",
         errors=("session_not_found",),
     ),

@@ -1,5 +1,5 @@
-"""REST: what a gateway says of itself: alive, ready, its description, its storage clusters, and
-metrics for a Prometheus, of the gateway to operators, and of one queue.
+"""REST: health and readiness of a gateway, the OpenAPI document, the storage clusters, and metrics
+for Prometheus, of the gateway and of one queue.
 """
 
 from typing import Any, Final
@@ -19,13 +19,14 @@ from runtime.operation import JSON, Health, Readiness, reply
 
 
 async def healthz(broker: Broker, request: Request) -> Response:
-    """200 as long as the event loop turns; says nothing about the storage, because restarting
-    the process would not help there."""
+    """Answer 200 as long as the event loop runs. The storage does not matter here, because
+    restarting the process would not help it."""
     return reply(Health("alive"))
 
 
 async def readyz(broker: Broker, request: Request) -> Response:
-    """503 while something is not ready, with the list."""
+    """Answer 200 if this gateway is ready for traffic. Otherwise answer 503, with a list of what is
+    not ready."""
     not_ready = await broker.ready()
     if broker.draining and not not_ready:
         not_ready = ["this gateway is going down"]
@@ -33,23 +34,25 @@ async def readyz(broker: Broker, request: Request) -> Response:
 
 
 async def openapi(broker: Broker, request: Request) -> Response:
-    """This description. Encoded when the application is made, see gateway.rest.app."""
+    """Return this document: OpenAPI 3.1, with all operations, types and error codes."""
     return Response(request.app.openapi, media_type=JSON)
 
 
 async def websocket(broker: Broker, request: Request) -> Response:
-    """What a plain request gets where a WebSocket is opened; a real handshake never comes here."""
+    """Open a session over WebSocket, with the subprotocol tocsin.v1. A request without a WebSocket
+    handshake is refused."""
+    # A real handshake never comes here: gateway.net.websocket answers it.
     raise Refused("invalid_request", "open a WebSocket here, with the subprotocol tocsin.v1")
 
 
 async def list_clusters(broker: Broker, request: Request) -> Response:
-    """Where partitions are placed: the storage clusters, how full they are, what they hold."""
+    """Describe the storage clusters: their state, how full they are, and what they hold."""
     return reply(await broker.clusters(principal(request)))
 
 
 async def metrics(broker: Broker, request: Request) -> Response:
-    """What this gateway counts, and of queues those of one's own tenant. The holder of
-    `TOCSIN_TOKEN` is told of all of them, and who asks at the port for metrics."""
+    """Return the metrics of this gateway, with those of the queues of the client's tenant. With
+    `TOCSIN_TOKEN`, and at the port for metrics, the answer has the queues of all tenants."""
     found, who = await broker.metrics.collect(), admission(request)
     if (who.principal, who.credential) != (OPERATORS.principal, OPERATORS.credential):
         found = found.of_tenant(who.principal.tenant)
@@ -57,15 +60,15 @@ async def metrics(broker: Broker, request: Request) -> Response:
 
 
 async def queue_metrics(broker: Broker, request: Request) -> Response:
-    """The same of one queue and its groups, as far as this gateway knows: counters are of what went
-    through it, depth and lag are of all of it."""
+    """Return the metrics of one queue and its groups. Counters are those of this gateway. Depth and
+    lag are those of the whole queue."""
     queue = find_queue(broker, request)
     is_other = other_dead_letter_queue(queue.name, queue.settings.dead_letter_queue) is not None
     sees = not is_other or shows_depth(rights(request), dead_letter_name(queue))
     return await answer(request, await broker.metrics.collect_queue(queue, sees_dead_letters=sees))
 
 
-_WORDS: Final = "Prometheus' text format, or OpenMetrics where `Accept` names it."
+_WORDS: Final = "The text format of Prometheus, or OpenMetrics if `Accept` names it."
 
 OPERATIONS: Final = (
     Operation(
@@ -73,7 +76,7 @@ OPERATIONS: Final = (
         "/healthz",
         "Is the process alive?",
         healthz,
-        {200: Answer("It is.", Health)},
+        {200: Answer("The process is alive.", Health)},
         public=True,
     ),
     Operation(
@@ -82,8 +85,8 @@ OPERATIONS: Final = (
         "Is it ready for traffic?",
         readyz,
         {
-            200: Answer("It is.", Readiness),
-            503: Answer("It is not; the list says what is not ready.", Readiness),
+            200: Answer("The gateway is ready.", Readiness),
+            503: Answer("The gateway is not ready; the list says why.", Readiness),
         },
         public=True,
     ),
@@ -92,15 +95,15 @@ OPERATIONS: Final = (
         "/v1/clusters",
         "Describe the storage clusters.",
         list_clusters,
-        {200: Answer("All of them.", ClusterList)},
+        {200: Answer("All storage clusters.", ClusterList)},
         needs="manage every",
     ),
     Operation(
         "GET",
         "/openapi.json",
-        "This description.",
+        "Return this document.",
         openapi,
-        {200: Answer("OpenAPI 3.1.", dict[str, Any])},
+        {200: Answer("The document, in OpenAPI 3.1.", dict[str, Any])},
         needs="nothing",
     ),
     Operation(
@@ -115,7 +118,7 @@ OPERATIONS: Final = (
     Operation(
         "GET",
         "/metrics",
-        "Metrics of this gateway.",
+        "Return the metrics of this gateway.",
         metrics,
         {200: Answer(_WORDS, str, "text/plain")},
         needs="observe every",
@@ -123,7 +126,7 @@ OPERATIONS: Final = (
     Operation(
         "GET",
         "/v1/queues/{queue}/metrics",
-        "Metrics of a queue.",
+        "Return the metrics of a queue.",
         queue_metrics,
         {200: Answer(_WORDS, str, "text/plain")},
         needs="consume or manage or observe",
