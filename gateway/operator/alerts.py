@@ -1,12 +1,13 @@
 """Evaluate the alerts of queues' holders, and send them until they are received.
 
-one      of all gateways one evaluates a queue, the one that a hash of both puts first, while the
-         others hear it (`Presence.is_chosen`). Two may for seconds, when gateways come and go
-once     a change is kept in the catalog, with its receivers, before it is sent. The message about
-         it has an id made of it. The next evaluation goes on from there, and sends what was not
-         sent under the same id, which the queue stores once
-hooks    only addresses that the broker's settings name are called, each with a deadline, TRIES
-         times
+one      one of all gateways evaluates a queue: among the living ones, the one that a hash of queue
+         and gateway puts first (`Presence.is_chosen`). For seconds it may be two, when gateways
+         come and go
+once     a change is stored in the catalog, with its receivers, before it is sent. The message about
+         it has an id made of the change. The next evaluation sends what was not sent, under the
+         same id, and the queue stores it once
+hooks    only addresses that the broker's settings name are called, each with a deadline, at most
+         TRIES times
 """
 
 import asyncio
@@ -40,31 +41,32 @@ CLEARS_S: Final = 60.0
 """Longest time for which a value must be below its threshold before the alarm clears."""
 Change = Literal["fires", "clears"]
 Post = Callable[[str, bytes], Awaitable[None]]
-"""(address, body). Raises HookFailed."""
+"""Function that calls a webhook, with its address and the body. Raises HookFailed."""
 
 
 class Alarm:
-    """The state of one alert: when its threshold is breached, and when that is over.
+    """The state of one alert: whether it fires, and when that changes.
 
-    A value has to be above the threshold for as long as the alert says before the alarm fires. It
-    has to be not above it for as long (CLEARS_S at most) before the alarm clears. So a value that
+    The alarm fires when the value has been above the threshold for as long as the alert says. It
+    clears when the value has not been above it for the same time, CLEARS_S at most. So a value that
     goes to and fro does not notify anybody each time.
     """
 
     __slots__ = ("_since", "fires")
 
     def __init__(self, *, fires: bool = False) -> None:
-        """`fires`: whether it fired when it was judged last, perhaps by another gateway."""
+        """`fires`: whether it fired when it was last judged, perhaps by another gateway."""
         self.fires = fires
         self._since: float | None = None
-        """When the value came to the other side of the threshold; None: it is not there."""
+        """Time at which the value came to the other side of the threshold; None if it is not on
+        the other side."""
 
     def __repr__(self) -> str:
         return f"Alarm(fires={self.fires}, other side since {self._since})"
 
     def judge(self, value: float, above: float, lasts_s: float, *, now: float) -> Change | None:
-        """Return what changes with this value; None: nothing does. `above`: the threshold.
-        `lasts_s`: how long the value must be above it."""
+        """Return what changes with this value; None if nothing does. `above` is the threshold, and
+        `lasts_s` is how long the value must be above it."""
         if (value > above) is self.fires:
             self._since = None
             return None
@@ -84,7 +86,7 @@ class AlertState(msgspec.Struct, kw_only=True, omit_defaults=True):
     since_unix_ms: int
     value: float
     owed: list[Literal["queue", "webhook"]] = []
-    """Receivers that have not got it yet."""
+    """Receivers that have not received it yet."""
     tries: int = 0
     """Number of calls of the webhook."""
 
@@ -109,8 +111,8 @@ async def post(address: str, body: bytes) -> None:
 
 
 class AlertEvaluator:
-    """Alerts of the queues that this gateway evaluates. `webhooks`: addresses by name, and no other
-    one is ever called."""
+    """Alerts of the queues that this gateway evaluates. `webhooks` are addresses by name; no other
+    address is ever called."""
 
     def __init__(
         self,
@@ -139,14 +141,14 @@ class AlertEvaluator:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="alerts")
 
     async def stop(self) -> None:
-        """Evaluate no more; what was not sent is sent by the next gateway."""
+        """Stop evaluating. The next gateway sends what was not sent."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
 
     def measure(self, samples: Samples) -> None:
-        """For a scrape."""
+        """Put the figures of a scrape."""
         firing = sum(
             state.state == "firing" for kept in self._states.values() for state in kept.values()
         )
@@ -161,13 +163,13 @@ class AlertEvaluator:
             try:
                 await self.evaluate(now=asyncio.get_running_loop().time())
             except Exception:
-                _LOG.exception("alerts could not be looked at: unexpected")  # the next look comes
+                _LOG.exception("alerts could not be evaluated: unexpected")  # the next look comes
             await asyncio.sleep(EVERY_S)
 
     # --- Evaluating ------------------------------------------------------------------------------
 
     async def evaluate(self, *, now: float) -> None:
-        """Evaluate once each queue that has alerts and is this gateway's to evaluate."""
+        """Evaluate the alerts of each queue that this gateway has to evaluate, once."""
         presence = self._presence
         mine: set[str] = set()
         for queue in self._metadata.list_all_queues():
@@ -181,7 +183,7 @@ class AlertEvaluator:
                 await self._evaluate(queue, now)
             except TocsinError as error:  # the storage, or the catalog, is away: the next time
                 _LOG.info(
-                    "alerts of %s could not be looked at: %s",
+                    "alerts of %s could not be evaluated: %s",
                     queue.name,
                     error.detail,
                     extra={"queue": queue.name},
@@ -196,7 +198,7 @@ class AlertEvaluator:
 
     async def _evaluate(self, queue: Queue, now: float) -> None:
         kept = self._states.get(queue.queue_id)
-        if kept is None:  # another gateway, or this one before its restart, may have told
+        if kept is None:  # another gateway, or this one before its restart, may have stored some
             text = self._metadata.mark(_mark(queue))
             kept = msgspec.json.decode(text, type=dict[str, AlertState]) if text else {}
             self._states[queue.queue_id] = kept
@@ -210,7 +212,7 @@ class AlertEvaluator:
             alarm = self._alarms.setdefault((queue.queue_id, name), Alarm(fires=fires))
             value = await self._value(queue, alert)
             if name in kept and kept[name].owed:
-                pass  # what has changed is told first: the queue hears of each change, in order
+                pass  # the change before is sent first: receivers get each change, in order
             elif alarm.judge(value, alert.above, alert.lasts_s, now=now):
                 kept[name] = AlertState(
                     state="firing" if alarm.fires else "cleared",
@@ -230,8 +232,8 @@ class AlertEvaluator:
         await self._metadata.set_mark(_mark(queue), text)
 
     async def _value(self, queue: Queue, alert: QueueAlert) -> float:
-        """Return the value that the alert is about, now. Raises TocsinError: the storage does not
-        answer."""
+        """Return the present value that the alert is about. Raises TocsinError if the storage does
+        not answer."""
         principal = Principal(queue.holder, queue.tenant)
         if alert.when == "dead_letters":
             try:
@@ -282,7 +284,8 @@ class AlertEvaluator:
     async def _publish(
         self, queue: Queue, alert: QueueAlert, state: AlertState, body: bytes
     ) -> bool:
-        """Whether it is stored, or nobody wants it any more."""
+        """Publish a change to the alert's queue. Returns whether it is stored, or the alert names
+        no queue any more."""
         if alert.queue is None:
             return True
         principal = Principal(queue.holder, queue.tenant)
@@ -303,7 +306,7 @@ class AlertEvaluator:
             outcome = error if isinstance(error, TocsinError) else Refused("overloaded")
         if isinstance(outcome, TocsinError):
             _LOG.warning(
-                "the alert %s of %s is not told to the queue %s: %s",
+                "the alert %s of %s was not published to the queue %s: %s",
                 alert.name,
                 queue.name,
                 alert.queue,
@@ -313,12 +316,12 @@ class AlertEvaluator:
         return True
 
     async def _call(self, alert: QueueAlert, state: AlertState, body: bytes) -> bool:
-        """Whether nothing more is to be done with the webhook."""
+        """Call the alert's webhook. Returns whether no further call is needed."""
         address = self._webhooks.get(alert.webhook or "")
         if address is None:
             self._posts["refused"] += 1
             _LOG.warning(
-                "the alert %s names the webhook %s: there is none", alert.name, alert.webhook
+                "the alert %s names the webhook %s, which does not exist", alert.name, alert.webhook
             )
             return True
         state.tries += 1
@@ -327,7 +330,7 @@ class AlertEvaluator:
         except HookFailed as error:
             self._posts["failed"] += 1
             _LOG.warning(
-                "the webhook %s did not hear the alert %s: %s", alert.webhook, alert.name, error
+                "the webhook %s did not take the alert %s: %s", alert.webhook, alert.name, error
             )
             return state.tries >= TRIES
         self._posts["told"] += 1

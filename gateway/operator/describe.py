@@ -1,12 +1,11 @@
 """Describe queues and groups to operators: the storage's figures, and what their owners here know.
 
-`QueueStatsCache` has the storage's figures, remembered until they change. A console asks for every
-queue once a second, and most of a thousand queues have not changed: these cost no read of the
-storage. Every append, settlement, trim, seek and purge through this gateway is notified
-(`on_change`), so that the next description reads anew. Where several gateways work on the storage,
-nobody notifies what others settle, trim and purge: figures of a queue that is not empty are then
-believed for BELIEVED_S. An empty queue can only change by an append, and every gateway is notified
-of appends.
+`QueueStatsCache` remembers the storage's figures until they change. A console requests every queue
+once a second. Most of a thousand queues have not changed, and cost no read of the storage. Every
+append, settlement, trim, seek and purge through this gateway is notified (`on_change`), so that the
+next description reads anew. If several gateways work on the storage, nobody notifies this one when
+others settle, trim or purge. So figures of a queue that is not empty are then used for BELIEVED_S
+only. An empty queue can only change by an append, and every gateway is notified of appends.
 
 `Describer` joins these figures with the settings, the counters, and the partitions' owners.
 """
@@ -36,31 +35,31 @@ from runtime.loop.fairness import TimeSlices
 KEPT_MAX: Final = 200_000
 """Number of partitions and cursors remembered, some 300 bytes each."""
 BELIEVED_S: Final = 2.0
-"""Age that figures may have which another gateway can change. [A console shows a lag for hours that
-was settled at another gateway at once.]"""
+"""Largest age of figures that another gateway can change. [A console shows for hours a lag that
+another gateway settled long ago.]"""
 
 
 def age_s(oldest_unix_ms: int | None) -> float:
-    """Return the age of a publish of that time by this gateway's clock; None: 0."""
+    """Return the age of a message published at that time, by this gateway's clock; 0 for None."""
     return 0.0 if oldest_unix_ms is None else max(0.0, time.time() - oldest_unix_ms / 1000)
 
 
 @dataclass(slots=True)
 class GroupStats:
-    """A group's durable position. What it acked a moment ago may still count as unsettled."""
+    """A group's durable position. Messages acked a moment ago may still count as unsettled."""
 
     cursors: dict[int, CursorState]
     lags: dict[int, int]
-    """Number of messages it has not settled, by partition."""
+    """Number of messages that it has not settled, by partition."""
     firsts: dict[int, int]
-    """First offset that it has not settled, by partition; absent: there is none."""
+    """First offset that it has not settled, by partition. Partitions without one are left out."""
     oldest_unix_ms: int | None = None
-    """Publish time of the oldest of these; None: there is none. Where the first message of a
-    partition was lost to damage, it is that of the next retained one."""
+    """Publish time of the oldest of these; None if there is none. If the first message of a
+    partition was lost to damage, that of the next retained one."""
 
     @property
     def lag(self) -> int:
-        """Number of messages it has not settled."""
+        """Number of messages that it has not settled."""
         return sum(self.lags.values())
 
     @property
@@ -83,7 +82,7 @@ class QueueStats:
     """Fields of each partition."""
     groups: dict[str, GroupStats] = field(default_factory=dict)
     oldest_unix_ms: int | None = None
-    """Publish time of the oldest retained message; None: the queue is empty."""
+    """Publish time of the oldest retained message; None if the queue is empty."""
     read_at: float = 0.0
     """Time of the read, by the loop's clock."""
 
@@ -233,7 +232,7 @@ class Describer:
     # --- Queues --------------------------------------------------------------------------------
 
     async def queue(self, principal: Principal, name: str) -> dict[str, object]:
-        """Settings, holder, partitions, depth, counters, each group's lag. Raises
+        """Describe a queue: settings, holder, partitions, depth, counters, each group's lag. Raises
         Refused(queue_not_found)."""
         queue = self._metadata.find_queue(principal, name)
         groups = self._metadata.list_groups(principal, queue)
@@ -263,7 +262,7 @@ class Describer:
         }
 
     async def _membership(self, group: Group) -> Membership | None:
-        """Return the group's row; None: it cannot be read now."""
+        """Return the group's row; None if it cannot be read now."""
         try:
             return await self._groups.row(group)
         except TocsinError:
@@ -286,8 +285,8 @@ class Describer:
     # --- Groups --------------------------------------------------------------------------------
 
     async def group(self, principal: Principal, queue: Queue, name: str) -> dict[str, object]:
-        """Settings, lag, counters, and each partition with its owner and what it waits for.
-        Raises Refused(group_not_found)."""
+        """Describe a group: settings, lag, counters, and each partition with its owner and what it
+        waits for. Raises Refused(group_not_found)."""
         group = self._metadata.find_group(principal, queue, name)
         stats = await self._stats.stats(queue, [group])
         runtime = self._groups.runtimes.get(group.group_id)
@@ -349,7 +348,8 @@ def _partition(
     gateway: str | None,
     member: str | None,
 ) -> GroupPartition:
-    """`gateway`: another one whose consumer has it; `member`: whose it is, or is to be."""
+    """Describe a partition for a group. `gateway`: another gateway whose consumer has it.
+    `member`: the one that has it, or will have it."""
     number, now = state.partition.number, asyncio.get_running_loop().time()
     cursor = stats.cursors.get(number)
     lag = stats.lags.get(number, 0)
@@ -398,7 +398,8 @@ def _epoch(cursor: CursorState | None, runtime: GroupRuntime | None, number: int
 
 
 def owner_of(slot: OwnedPartition) -> OwnerDescription | None:
-    """The consumer that owns a partition; None: the temporary owner, which gives nothing out."""
+    """Return the consumer that owns a partition. None for the temporary owner, which gives nothing
+    out."""
     describe = getattr(slot.owner, "described", None)
     return describe() if describe is not None else None
 
@@ -406,7 +407,8 @@ def owner_of(slot: OwnedPartition) -> OwnerDescription | None:
 def owner_wanted(
     runtime: GroupRuntime | None, number: int, gateway: str | None
 ) -> Literal["no_consumer", "absent", "moving", "elsewhere"]:
-    """Return why nobody here has a partition; `gateway`: another one whose consumer has it."""
+    """Return why no consumer here has a partition. `gateway`: another gateway whose consumer has
+    it."""
     if gateway is not None:
         return "elsewhere"
     if runtime is None:
@@ -420,8 +422,8 @@ def owner_wanted(
 
 
 def waits_for(slot: OwnedPartition, now: float) -> PartitionWaits:
-    """Return what a partition waits for that has something to give; "": nothing is to be given, or
-    it goes out in this moment."""
+    """Return what a partition with something to give waits for; "" if there is nothing to give, or
+    if it goes out right now."""
     delivery = slot.delivery
     if not is_open(delivery, now):
         return holds_up(delivery, now) or ""
@@ -430,7 +432,7 @@ def waits_for(slot: OwnedPartition, now: float) -> PartitionWaits:
 
 
 def blocked_by(slot: OwnedPartition) -> BlockedBy | None:
-    """Return why its owner takes nothing; None: it takes something."""
+    """Return why its owner takes nothing; None if it takes something."""
     if slot.owner.available() > 0:
         return None
     why = slot.owner.blocked_by
@@ -446,7 +448,7 @@ _BLOCKED_BY: Final[dict[str, BlockedBy]] = {
 
 
 def _at_clusters(queue: Queue, described: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Add the storage cluster of each partition, where the queue's row names some."""
+    """Add the storage cluster of each partition, if the queue's row names clusters."""
     names = queue.clusters
     if not names:
         return described

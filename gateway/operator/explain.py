@@ -1,9 +1,9 @@
 """Explain a key: its partition, its owner, and what it waits for, group by group.
 
-What is in an owner's memory is exact, at the moment of the answer. What lies in the log is found by
-reading it, from the positions of the groups on, in one bounded read for all of them (P9); the
-answer says where that does not reach. Nothing is taken from anybody, and nothing is decided. Each
-explanation ends in a sentence for people.
+Facts from an owner's memory are exact at the moment of the answer. Messages in the log are found by
+reading it from the positions of the groups on, in one bounded read for all of them (P9). The answer
+says if that read does not reach the end. Nothing is taken from anybody, and nothing is decided.
+Each explanation ends in a sentence for people.
 """
 
 import asyncio
@@ -53,9 +53,9 @@ from push.ring import Ring, key_hash
 from push.storage_port import Cursor, Storage
 
 REASON_SHOWN_MAX: Final = 200
-"""Letters of a nack's reason that are shown."""
+"""Number of letters of a nack's reason that are shown."""
 ROUNDS_MAX: Final = 3
-"""Number of reads of a partition whose owner changes meanwhile."""
+"""Largest number of reads of a partition whose owner changes meanwhile."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class KeyState:
     until_unix_ms: int | None = None
     is_exact: bool = True
     is_torn: bool = False
-    """Whether what was read and what is known now do not belong together."""
+    """Whether the data that were read and the present owner do not belong together."""
     owner: OwnerDescription | None = None
     epoch: int | None = None
 
@@ -221,8 +221,8 @@ class Explainer:
         *,
         is_in_log: bool,
     ) -> list[KeyWaits]:
-        """Return what holds up everything of the partition, or all of it that has yet to be
-        given."""
+        """Return the reasons that hold up the whole partition, or all of it that was not given
+        yet."""
         blockers: list[KeyWaits] = ["paused"] if queue.paused else []
         if slot is None:
             runtime = self._groups.runtimes.get(snapshot.group.group_id)
@@ -301,7 +301,7 @@ def _lease(one: InFlight) -> LeaseDescription:
 def _owned_state(
     slot: OwnedPartition, snapshot: KeySnapshot, found: KeyOffsets, key: int
 ) -> KeyState:
-    """Return the state that the owner here knows, now."""
+    """Return the state that the owner at this gateway knows now."""
     delivery, now = slot.delivery, asyncio.get_running_loop().time()
     lease = in_flight_of(delivery, key)
     wall_ms = int(time.time() * 1000)
@@ -350,7 +350,7 @@ def _note_wait(state: KeyState, waits: Waits, snapshot: KeySnapshot, key: int) -
 
 
 def _stored_state(snapshot: KeySnapshot, found: KeyOffsets, key: int) -> KeyState:
-    """Return the state that the storage knows, where nobody here owns the partition."""
+    """Return the state that the storage knows, for a partition without an owner here."""
     state = KeyState("nothing", is_exact=found.is_whole)
     cursor = snapshot.cursor
     if cursor is None:  # the group, or its queue, is being made or deleted
@@ -405,13 +405,14 @@ def sentence(
         case "backlog":
             return f"{which} comes behind at most {before or 0:,} other messages.{tried}"
         case "nothing":
-            return f"{which} goes out in this moment.{tried}"
+            return f"{which} goes out right now.{tried}"
     return f"{which} waits: {_WHY[code]}{tried}"
 
 
 def dead_letters_sentence(dying: int, why: str | None) -> str:
-    """Return a sentence about messages of the key that are on their way to the dead letters; `why`:
-    their queue does not take them. Empty: there are none, or they will be there at once."""
+    """Return a sentence about messages of the key that are on their way to the dead letters. `why`
+    says why their queue does not take them. The sentence is empty if there are none, or if they
+    arrive at once."""
     if not dying or why is None:
         return ""
     what = "One message of the key is" if dying == 1 else f"{dying:,} messages of the key are"
@@ -419,7 +420,7 @@ def dead_letters_sentence(dying: int, why: str | None) -> str:
 
 
 def _short(reason: str) -> str:
-    """Cut a reason to what a line takes."""
+    """Shorten a reason to one line."""
     text = " ".join(reason.split())
     return text if len(text) <= REASON_SHOWN_MAX else f"{text[: REASON_SHOWN_MAX - 1]}…"
 
@@ -446,8 +447,8 @@ def duration(seconds: int) -> str:
 
 _NO_HEAD: dict[KeyWaits, str] = {
     "nothing": "No message of this key waits.",
-    "unknown": "None of its messages was found in the part of the log that one look reads; there "
-    "may be some behind it.",
+    "unknown": "None of its messages was found in the part of the log that was read; there may be "
+    "some behind that part.",
 }
 _WHY: dict[KeyWaits, str] = {
     "in_flight": "a consumer has it.",
@@ -455,18 +456,19 @@ _WHY: dict[KeyWaits, str] = {
     "dead_letter": "it is on its way to the dead letters.",
     "backoff": "it is tried again later.",
     "commit": "something of the key is being made durable first.",
-    "behind": "what went out before it in its line is to be settled first.",
-    "gate": "as many keys of its partition wait as may; one of them has to go on first.",
+    "behind": "an earlier message of its line has to be settled first.",
+    "gate": "the number of waiting keys of its partition has reached its limit; one of them has "
+    "to go on first.",
     "draining": "its owner hands the partition over, and settles what it holds.",
     "paused": "the queue is paused; `tocsin queue resume` ends that.",
     "no_consumer": "the group has no consumer here.",
-    "absent": "its consumer was here before the broker began anew, and is waited for.",
+    "absent": "its consumer was here before the broker restarted, and may come back.",
     "moving": "the partition's next owner begins.",
     "elsewhere": "a consumer at another gateway has the partition; that gateway knows more.",
     "socket": "its consumer's connection takes no more bytes, or is gone.",
-    "full": "its consumer holds as many unsettled messages as it may.",
-    "credit": "its consumer takes no more messages at the moment; or nobody pulls.",
+    "full": "its consumer holds as many unsettled messages as allowed.",
+    "credit": "its consumer takes no more messages at the moment, or nobody pulls.",
     "backlog": "other messages of the partition come first.",
-    "unknown": "not all of the log was looked at.",
+    "unknown": "a part of the log was not read.",
     "nothing": "nothing holds it up.",
 }

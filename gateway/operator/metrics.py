@@ -1,14 +1,14 @@
 """Metrics of a gateway, and of one queue for the principals that have a right on it.
 
-Counters are memory and cost nothing. Depth and lag are read from the storage (through
-`gateway.operator.describe`, which remembers them until something changes): with each scrape for the
-queues that have labels of their own, now and then, slowly and in the background for all others
-(`RemoteFigures`).
+Counters are in memory and cost nothing. Depth and lag are read from the storage, through
+`gateway.operator.describe`, which remembers them until something changes. For queues with labels
+of their own they are read at each scrape. For all others they are read in the background, now and
+then and slowly (`RemoteFigures`).
 
-The first queues and groups have labels of their own, up to a bound (P9), and keep them as long as
-they exist: a series is about one queue for ever. All others share one value, REST, which no queue
-or group can be called. The counters of one of these stay in the sum when it is deleted, so that the
-sum never falls.
+The first queues and groups have labels of their own, up to a bound (P9). They keep them as long as
+they exist, so a series is about one queue for ever. All others share one value, REST, which no
+queue or group can be called. The counters of one of these stay in the sum when it is deleted, so
+that the sum never falls.
 """
 
 import asyncio
@@ -65,12 +65,12 @@ class LabelBudget(Generic[CountedT]):
             self._own.setdefault(place, labels)
 
     def labels(self, place: str) -> Labels | None:
-        """Return the labels of its own; None: it has none."""
+        """Return its own labels, or None."""
         return self._own.get(place)
 
     def forget(self, place: str) -> bool:
-        """Forget what was deleted. True: it had no labels, and its counters are to be added to
-        `forgotten`."""
+        """Forget a deleted queue or group. Returns whether it had no labels; then the caller adds
+        its counters to `forgotten`."""
         return self._own.pop(place, None) is None
 
     def check(self) -> None:
@@ -79,7 +79,7 @@ class LabelBudget(Generic[CountedT]):
 
 
 REST_LOOKS_PER_S: Final = 50
-"""Number of queues that share a label and are read in a second, at most."""
+"""Largest number of queues without labels of their own that are read in a second."""
 REST_EVERY_S: Final = 30.0
 _LINES_PER_LOOK: Final = 500
 CAUSES: Final = ("backoff", "parked", "gate", "commit", "ready")
@@ -98,7 +98,7 @@ class Sources:
 
 
 def put_queue_counters(samples: Samples, labels: Labels, counters: PublishCounters) -> None:
-    """Put what publishers sent, and readers were given."""
+    """Put the counters of publishers and readers."""
     for name, outcome in EVENTS.items():
         samples.put("tocsin_queue_messages_total", getattr(counters, name), *labels, outcome)
     samples.put("tocsin_queue_bytes_total", counters.published_bytes, *labels)
@@ -108,7 +108,7 @@ def put_queue_counters(samples: Samples, labels: Labels, counters: PublishCounte
 
 
 def put_group_counters(samples: Samples, labels: Labels, tally: Tally) -> None:
-    """Put what consumers were given and did."""
+    """Put the counters of consumers."""
     for name in COUNTED:
         samples.put("tocsin_group_messages_total", getattr(tally, name), *labels, name)
     samples.spread("tocsin_group_dispatch_seconds", tally.dispatch_s, *labels)
@@ -116,7 +116,7 @@ def put_group_counters(samples: Samples, labels: Labels, tally: Tally) -> None:
 
 
 def put_queue_stats(samples: Samples, labels: Labels, stats: QueueStats) -> None:
-    """Put what a queue retains."""
+    """Put the depth of a queue."""
     samples.put("tocsin_queue_depth_messages", sum(one.messages for one in stats.states), *labels)
     samples.put("tocsin_queue_depth_bytes", sum(one.bytes for one in stats.states), *labels)
     samples.most("tocsin_queue_oldest_age_seconds", age_s(stats.oldest_unix_ms), *labels)
@@ -133,8 +133,8 @@ def put_group_stats(samples: Samples, labels: Labels, stats: GroupStats) -> None
 
 
 async def put_group_load(samples: Samples, labels: Labels, groups: Groups, group_id: str) -> None:
-    """Put what consumers of a group here hold, and which keys wait; in slices, since there may be
-    many."""
+    """Put what consumers of a group hold at this gateway, and which keys wait; in slices, because
+    there may be many."""
     runtime, slices = groups.runtimes.get(group_id), TimeSlices()
     slots = list(runtime.slots.values()) if runtime is not None else []
     members = len(runtime.members) if runtime is not None else 0
@@ -163,8 +163,8 @@ async def put_stored_figures(
     groups: Sequence[tuple[Group, Labels]],
     has_dead_letters: bool,
 ) -> None:
-    """Put depth and lag of a queue and its groups, read from the storage. Raises TocsinError: it
-    does not answer, and nothing was put."""
+    """Put depth and lag of a queue and its groups, read from the storage. Raises TocsinError if the
+    storage does not answer; then nothing was put."""
     stats = await sources.stats.stats(queue, [group for group, _ in groups])
     dead = await _dead_letters(sources, queue) if has_dead_letters else None
     put_queue_stats(samples, labels, stats)
@@ -190,7 +190,7 @@ async def _dead_letters(sources: Sources, queue: Queue) -> int:
 @dataclass(slots=True)
 class RemoteFigures:
     """Depth and lag of all queues that share a label, as of the last whole round over them. A round
-    is begun when somebody asks and the last one is old: without a scrape nothing is looked at."""
+    begins with a scrape if the last round is old. Without scrapes nothing is read."""
 
     sources: Sources
     samples: Samples = field(default_factory=Samples)
@@ -199,7 +199,7 @@ class RemoteFigures:
     _round: asyncio.Task[None] | None = None
 
     def latest(self, queues: Sequence[Queue]) -> Samples:
-        """Return the samples of the last round; a new one begins where it is time for one."""
+        """Return the samples of the last round, and begin a new round if it is time for one."""
         loop = asyncio.get_running_loop()
         if not queues:
             self.samples, self.ended_at = Samples(), float("-inf")
@@ -209,7 +209,7 @@ class RemoteFigures:
         return self.samples
 
     def age_s(self) -> float:
-        """Return the age of the samples; 0: there are none."""
+        """Return the age of the samples; 0 if there are none."""
         if self.ended_at == float("-inf"):
             return 0.0
         return asyncio.get_running_loop().time() - self.ended_at
@@ -244,7 +244,7 @@ class RemoteFigures:
 
 
 LOOKS_S: Final = 4.0
-"""Time for reading the storage, of all queues: a Prometheus waits for ten seconds."""
+"""Time for reading the figures of all queues. A Prometheus server waits for ten seconds."""
 _BREAKER: Final = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 Part = Callable[[Samples], None]
 
@@ -270,8 +270,8 @@ class GatewayMetrics:
         queues_max: int,
         groups_max: int,
     ) -> None:
-        """`hit_rates`: of all caches, also of those that are added to it later. `queues_max`,
-        `groups_max`: so many have labels of their own."""
+        """`hit_rates` are those of all caches, also of caches that are added to it later.
+        `queues_max` queues and `groups_max` groups have labels of their own."""
         self._sources = sources
         self._storage = storage
         self._publisher = publisher
@@ -300,7 +300,7 @@ class GatewayMetrics:
             self._groups.forgotten.merge(counted)
 
     def add_part(self, part: Part) -> None:
-        """Add the figures of something that the broker does not know: sessions, refusals."""
+        """Add the figures of something that the broker does not know, such as sessions."""
         self._parts.append(part)
 
     def start(self) -> None:
@@ -324,7 +324,7 @@ class GatewayMetrics:
     def _on_collected(self, task: "asyncio.Task[Samples]") -> None:
         self._under_way = None
         if not task.cancelled():
-            task.exception()  # whoever waits is told; perhaps nobody does any more
+            task.exception()  # callers that wait get it; perhaps nobody waits any more
 
     async def _collect(self) -> Samples:
         began, samples = time.perf_counter(), Samples()
@@ -348,7 +348,7 @@ class GatewayMetrics:
                 state = await self._storage.state()
                 reasons = await self._availability.reasons()
         except (TimeoutError, TocsinError):
-            pass  # told as not writable, and not ready
+            pass  # shown as not writable, and not ready
         samples.put("tocsin_ready", not reasons)
         samples.put("tocsin_storage_writable", state.writable)
         samples.put("tocsin_storage_publishable", state.publishable)
@@ -398,7 +398,7 @@ class GatewayMetrics:
             samples.put("tocsin_breaker_opened_total", commits.breaker.opened_total, lane)
 
     def _put_log(self, samples: Samples) -> None:
-        """Put the figures of the delivery log; nothing where it is off."""
+        """Put the figures of the delivery log, if it is on."""
         facts = self._delivery_log.status()
         if facts is None:
             return
@@ -444,8 +444,8 @@ class GatewayMetrics:
     def _put_zeros(
         self, samples: Samples, own: list[Queue], groups: dict[str, list[Group]]
     ) -> None:
-        """Put zeros for queues without readers and groups without consumers: a series that is
-        missing fires no alert."""
+        """Put zeros for queues without readers and groups without consumers, because a missing
+        series fires no alert."""
         for queue in own:
             samples.put(
                 "tocsin_queue_readers", 0, *(self._queues.labels(queue.queue_id) or OTHER_QUEUE)
@@ -479,7 +479,7 @@ class GatewayMetrics:
     async def _look(
         self, samples: Samples, queue: Queue, groups: list[Group], ends_at: float
     ) -> bool:
-        """Put the stored figures of a queue. False: the storage did not answer in time."""
+        """Put the stored figures of a queue. Returns whether the storage answered in time."""
         labels = self._queues.labels(queue.queue_id) or OTHER_QUEUE
         named = [(group, self._groups.labels(group.group_id) or OTHER_GROUP) for group in groups]
         try:
@@ -495,8 +495,8 @@ class GatewayMetrics:
 
     async def collect_queue(self, queue: Queue, *, sees_dead_letters: bool) -> Samples:
         """Collect this queue and its groups, as many as have labels in an answer, for its holder.
-        `sees_dead_letters`: their number is included. Raises TocsinError: the
-        storage does not answer."""
+        `sees_dead_letters`: whether their number is included. Raises TocsinError if the storage
+        does not answer."""
         samples, labels = Samples(), (queue.tenant, queue.name)
         every = self._list_groups(queue)
         named = [

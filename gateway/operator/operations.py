@@ -1,7 +1,7 @@
 """Operators' acts on queues: pause, seek, purge, peek, and send dead letters back.
 
-A change that has begun is finished, also when its caller is gone: what is durable then counts here
-at once.
+A change that has begun is finished even if its caller is gone. What it made durable counts at this
+gateway at once.
 """
 
 from collections.abc import Awaitable, Callable
@@ -45,8 +45,8 @@ class QueueOperations:
         self._redriver = Redriver(storage, publisher, groups, metadata)
 
     async def pause(self, principal: Principal, name: str, *, paused: bool) -> Queue:
-        """Give nothing out to groups, or go on; the queue as it is then, durably. What is on its
-        way out already arrives; what is in flight settles, returns or expires."""
+        """Pause or resume deliveries to groups, durably, and return the changed queue. Messages
+        that are on their way out still arrive. Deliveries in flight settle, return or expire."""
         return await self._metadata.pause_queue(principal, name, paused=paused)
 
     async def seek(
@@ -59,9 +59,9 @@ class QueueOperations:
         deletes_max: int | None = None,
         begin: Begin | None = None,
     ) -> Removed:
-        """Set a group's cursors anew; deliveries of before no longer count. `deletes_max` None:
-        nobody asks how many messages that deletes. `begin` is awaited before. Raises
-        Refused(would_delete): more messages, that no group needs then."""
+        """Set a group's cursors anew. Earlier deliveries no longer count. `begin` is awaited before
+        the change. Raises Refused(would_delete) if it deletes more than `deletes_max` messages;
+        with `deletes_max` None, nothing is counted."""
         group = self._metadata.find_group(principal, queue, name)
         if isinstance(to, tuple):
             kind, value = to
@@ -83,8 +83,8 @@ class QueueOperations:
         return removed
 
     async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
-        """Drop the messages of a group, or (None) of all; durably. What is in flight no longer
-        counts: its acks are stale."""
+        """Drop the messages of a group, durably; with None those of all groups. Deliveries in
+        flight no longer count, and their acks are stale."""
         found = self._metadata.find_group(principal, queue, group) if group is not None else None
 
         def groups() -> list[Group]:
@@ -96,8 +96,9 @@ class QueueOperations:
     async def _reset_cursors(
         self, work: Awaitable[T], queue: Queue, groups: Callable[[], list[Group]]
     ) -> T:
-        """Do work that makes the cursors of these groups fresh ones. Where nobody knows whether it
-        did, it may have: owners would go on from where they were until they write."""
+        """Do work that resets the cursors of these groups, and let their owners begin anew. If it
+        is unknown whether they were reset, owners begin anew too; else they would go on from their
+        old places until they write."""
         try:
             done = await work
         except Unknown:
@@ -114,7 +115,7 @@ class QueueOperations:
     async def peek(
         self, principal: Principal, queue: Queue, look: Look, group: str | None
     ) -> Peeked:
-        """Show messages without taking them; with a group those that it has not settled."""
+        """Show messages without taking them; with a group, those that it has not settled."""
         found = self._metadata.find_group(principal, queue, group) if group is not None else None
         return await looking.peek(self._storage, self._groups, queue, look, found)
 
@@ -130,8 +131,8 @@ class QueueOperations:
         return await self._redriver.list_letters(queue, dead, group, look)
 
     async def redrive(self, principal: Principal, queue: Queue, look: Look) -> Redriven:
-        """Send dead letters back into the queue that they come from; durably. The first call makes
-        the group that carries the position."""
+        """Send dead letters back into the queue that they come from, durably. The first call makes
+        the group that records the position."""
         dead = await self._dead_letter_queue(principal, queue)
         if dead is None:
             return Redriven(messages=0)
@@ -143,8 +144,8 @@ class QueueOperations:
             self._on_touched(dead)
 
     async def _dead_letter_queue(self, principal: Principal, queue: Queue) -> Queue | None:
-        """None: nothing was ever dead-lettered, it is being made for the first letter, or it was
-        deleted."""
+        """Return the queue of the dead letters. None if nothing was ever dead-lettered, if it is
+        being made for the first letter, or if it was deleted."""
         try:
             dead = self._metadata.find_queue(principal, dead_letter_name(queue))
         except Refused:

@@ -1,12 +1,12 @@
 """Operators and parked keys: lists of them, and decisions to retry, skip or release (R17, R18).
 
-`ParkingDecisions` lists parked keys and takes an operator's decision. The answer covers all
-partitions: what is decided, what was refused and why; or that it is not known. It is given when the
-decision is durable.
+`ParkingDecisions` lists parked keys and takes an operator's decision. Its answer covers all
+partitions. It says which keys are decided, and which were refused and why; or it says that this is
+unknown. It comes when the decision is durable.
 
-`DecisionRouter` carries a decision out in one partition: through the owner here, through the owner
-at another gateway (R24), or where the group has no consumers, through the temporary owner, for a
-moment. `push.letters` says what came of it.
+`DecisionRouter` carries out a decision in one partition. It uses the owner at this gateway, or the
+owner at another gateway (R24). If the group has no consumers, it uses the temporary owner for a
+moment. `push.letters` finds out what came of a decision.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ SILENT_S: Final = 1.0
 DECIDE_TIMEOUT_S: Final = 20.0
 """Time for a decision to become durable."""
 PARTITIONS_AT_ONCE_MAX: Final = 64
-"""Number of partitions in which a decision is under way at a time: one whose owner is silent holds
-up no other."""
+"""Number of partitions in which a decision is under way at a time. So a silent owner of one does
+not hold up the others."""
 _MESSAGE: Final = msgspec.json.Decoder(Message)
 _Found = tuple[Partition, ParkedLine]
 
@@ -56,7 +56,7 @@ class ParkingDecisions:
         owner_client: OwnerClient | None,
         reasons: NackReasons,
     ) -> None:
-        """`owner_client`: owners at other gateways; None: there are none."""
+        """`owner_client` reaches owners at other gateways; None if there is one gateway."""
         self._storage = storage
         self._reasons = reasons
         self._groups = groups
@@ -77,8 +77,8 @@ class ParkingDecisions:
         return found
 
     async def _describe(self, group: Group, found: Sequence[_Found]) -> list[ParkedKey]:
-        """Describe parked keys, with the number of messages that wait: those that the owner knows,
-        or else the storage, and those in the log that nobody came across yet."""
+        """Describe parked keys, with the number of messages that wait. The owner's count is taken;
+        without an owner, the storage's. Messages in the log that were not tried yet count too."""
         by_partition: dict[Partition, list[ParkedLine]] = {}
         for partition, line in found:
             by_partition.setdefault(partition, []).append(line)
@@ -95,7 +95,7 @@ class ParkingDecisions:
     async def _description(
         self, partition: Partition, line: ParkedLine, count: WaitingCount
     ) -> ParkedKey:
-        """Describe one parked key. The storage has its hash only: the head's record has the key."""
+        """Describe one parked key. The storage only has its hash; the head's record has the key."""
         key, expires_unix_ms = None, 0
         if line.head is not None:
             read = await self._storage.read(partition, line.head, 1, until=line.head)
@@ -136,8 +136,8 @@ class ParkingDecisions:
         push.delivery.waiting.
 
         Raises:
-            Refused: nothing happened; not_parked: the key is not.
-            Unknown: some of it may be durable, or become so.
+            Refused: not_parked if the key is not parked; after any refusal nothing has changed.
+            Unknown: some of the decision may be durable, or become durable.
         """
         found = await self._find(queue, group)
         if not which.every:
@@ -194,7 +194,7 @@ class ParkingDecisions:
     async def _carry_out_all(
         self, queue: Queue, group: Group, verb: Verb, found: Sequence[_Found]
     ) -> tuple[dict[int, DecisionTracker], dict[int, TocsinError]]:
-        """Return, by partition, what came of it, and the error where something is left."""
+        """Return by partition the state of the decision, and the error if something is left."""
         lines: dict[int, list[ParkedLine]] = {}
         for partition, line in found:
             lines.setdefault(partition.number, []).append(line)
@@ -222,7 +222,7 @@ class ParkingDecisions:
 
 
 def _check_known(trackers: dict[int, DecisionTracker], errors: dict[int, TocsinError]) -> None:
-    """Raise Unknown if it is not known of some keys what became of them."""
+    """Raise Unknown if the fate of some keys is unknown."""
     unknown = sum(len(one.unknown) for one in trackers.values())
     if not unknown and not any(isinstance(error, Unknown) for error in errors.values()):
         return
@@ -231,8 +231,8 @@ def _check_known(trackers: dict[int, DecisionTracker], errors: dict[int, TocsinE
     whys = sorted({error.detail or error.code.name for error in errors.values()})
     why = "; ".join(whys[:3]) or "their owner ended before it could say"
     raise Unknown(
-        f"{done} keys are decided, of {left} that is not known ({why}): list what is parked, and "
-        "decide again about what still is"
+        f"{done} keys are decided; for {left} this is unknown ({why}). List the parked keys, and "
+        "decide again about those that are left"
     )
 
 
@@ -241,7 +241,8 @@ def _hex(key_hash: int) -> str:
 
 
 class DecisionRouter:
-    """Carries out decisions about one partition. `owner_client` None: there is no other gateway."""
+    """Carries out decisions about one partition. `owner_client` is None if there is no other
+    gateway."""
 
     def __init__(
         self,
@@ -258,13 +259,13 @@ class DecisionRouter:
     async def carry_out(
         self, queue: Queue, group: Group, partition: Partition, verb: Verb, tracker: DecisionTracker
     ) -> TocsinError | None:
-        """Pursue a decision until nothing of it is left, whoever owns the partition. Returns the
-        error for which it was given up."""
+        """Pursue a decision until nothing of it is left, through changes of the owner. Returns the
+        error if the decision was given up."""
         decision = _Decision(CursorPlace(group.group_id, partition), verb, tracker)
         try:
             while True:
                 await self._try(queue, group, decision)
-                # In this order: what the owner of an epoch before has written is seen.
+                # In this order, because then the writes of an earlier owner are seen.
                 epoch = await self._epoch(decision.place)
                 tracker.compare(await self._storage.parked(decision.place), epoch=epoch)
                 if not tracker.pending:
@@ -331,7 +332,7 @@ class _Decision:
         self.verb: Verb = verb
         self.tracker = tracker
         self.is_sent = False
-        """Whether the letter may lie in the inbox."""
+        """Whether the letter may be in the inbox."""
         self._letter: tuple[str, list[int], Unpark] | None = None
 
     def letter(self, owner_client: OwnerClient, epoch: int) -> tuple[str, list[int], Unpark]:
@@ -352,8 +353,8 @@ class _Decision:
 
 
 async def _decide_in(slot: OwnedPartition, decision: _Decision) -> None:
-    """Hand a decision to an owned partition; returns when what it takes up is durable, or when the
-    partition is owned no more."""
+    """Hand a decision to an owned partition. Returns when all that the partition accepts is
+    durable, or when the ownership has ended."""
     tracker = decision.tracker
     asked = {
         key: decided

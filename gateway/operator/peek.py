@@ -1,8 +1,8 @@
 """Peek at messages without taking them (P9).
 
-A look reads what is certified and retained (R10), partition by partition, as far as a bound of
-bytes; then it says where to go on. With a group it says the state of each message for it: what is
-durable, and what the owner here knows besides.
+A look reads what is certified and retained (R10), partition by partition, up to a bound of bytes.
+Then it says where to go on. With a group, it shows the state of each message for that group: the
+durable state, and in addition what the owner at this gateway knows.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -27,16 +27,16 @@ _MESSAGE = msgspec.json.Decoder(Message)
 
 
 class QueueWalk:
-    """A bounded look through a queue. Afterwards `next` is where it goes on; None: it has seen
-    all there was when it began."""
+    """A bounded look through a queue. Afterwards `next` is the place to go on; None if the look saw
+    all that was there when it began."""
 
     def __init__(
         self, storage: Storage, queue: Queue, look: Look, floors: Mapping[int, int] | None = None
     ) -> None:
-        """`floors`: by partition, offsets below which nothing is wanted.
+        """`floors` are the offsets below which nothing is shown, by partition.
 
         Raises:
-            Refused: invalid_request: no such partition, or it is not the key's.
+            Refused: invalid_request if there is no such partition, or if it is not the key's.
         """
         self.next: Place | None = None
         self._storage = storage
@@ -56,13 +56,13 @@ class QueueWalk:
                 raise Refused("invalid_request", f"the key's partition is {number}, not {wanted}")
             wanted = number
         if wanted is None and self._look.offset:
-            raise Refused("invalid_request", "an offset is one of a partition: name it, or a key")
+            raise Refused("invalid_request", "an offset needs its partition: add partition or key")
         numbers = sorted(queue.members) if wanted is None else [wanted]
         after = self._look.after
         return [number for number in numbers if after is None or number >= after.partition]
 
     async def messages(self) -> AsyncIterator[tuple[PartitionState, Record, int]]:
-        """Yield (partition, record, offset) of what is wanted, as far as keys' hashes tell."""
+        """Yield (partition, record, offset) of the messages that match by the hashes of keys."""
         left = limits.LOOK_BYTES_MAX
         found = await self._storage.partitions(self._queue.queue_id)
         states = {state.partition.number: state for state in found}
@@ -102,13 +102,13 @@ class QueueWalk:
         return [offset for offset in offsets if record.key_hash(offset) == self._hash]
 
     def decode(self, record: Record, offset: int) -> Message | None:
-        """Return the message; None: it has another key, of the same hash."""
+        """Return the message; None if it has another key of the same hash."""
         message = _MESSAGE.decode(record.slice(offset, offset))
         return message if self._look.key in (None, message.key) else None
 
 
 def fields_of(queue: Queue, state: PartitionState, record: Record, offset: int) -> dict[str, Any]:
-    """Return the fields of a message that are not in it: its place, and times."""
+    """Return the fields that are not in the message: its place, its times, and an id."""
     return {
         "id": f"{queue.queue_id}-{state.generation}-{state.partition.number}-{offset}",
         "partition": state.partition.number,
@@ -119,7 +119,7 @@ def fields_of(queue: Queue, state: PartitionState, record: Record, offset: int) 
 
 
 def content_of(message: Message) -> dict[str, Any]:
-    """Return the fields that are in a message; its id only where it has one."""
+    """Return the fields that are in a message; without `id` if it has none."""
     content = {
         "key": message.key,
         "body": message.body if message.body_base64 is None else None,
@@ -145,14 +145,14 @@ class GroupView:
     async def floors(self, queue: Queue) -> dict[int, int]:
         """Return the offset below which it has settled everything, by partition."""
         cursors = await self._storage.cursors(queue.queue_id, self._group.group_id)
-        # What stands in a side line lies below the floor, and is not settled.
+        # Messages in a side line are below the floor, and not settled.
         floors = [(one.place.partition, 0 if one.aside else one.floor) for one in cursors]
         return {partition.number: floor for partition, floor in floors}
 
     async def _stored_status(self, partition: Partition, offset: int) -> MessageStatus:
         known = self._stored
         if known is None or known[0] != partition or offset >= known[1] + len(known[2]):
-            # Many at a time: records may be of one message each.
+            # Many at a time, because records may have one message each.
             place = CursorPlace(self._group.group_id, partition)
             last = offset + limits.RECORD_MESSAGES_MAX - 1
             found = await self._storage.standings(place, offset, last)
@@ -166,12 +166,12 @@ class GroupView:
         number = partition.number
         slot = self._slots.get(number)
         if slot is not None and number not in self._owners:
-            # Before what is durable is read: what its owner writes meanwhile is in both.
+            # Before the durable state is read, so that what its owner writes meanwhile is in both.
             self._owners[number] = Standings(slot.delivery)
         stored = await self._stored_status(partition, offset)
         if slot is None:
             return stored.state, stored.attempts
-        if slot.ended:  # what it knew has been written, or does not count any more
+        if slot.ended:  # its knowledge has been written, or does not count any more
             del self._slots[number]
             self._stored = None
             stored = await self._stored_status(partition, offset)

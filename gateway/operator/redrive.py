@@ -1,14 +1,14 @@
 """Redrive dead letters: list them for operators, and send them back to their queue (P1).
 
-A letter goes back as a new message with the key, id, body and headers that it had: it is appended
-to its queue under a name made of its place among the dead letters, and then settled there for a
-group of its own, which carries how far redriving has come. A crash in between repeats the append,
-which deduplication answers (R8). Letters of a key go back in their order: behind one that is
-refused none is stored (R7).
+A letter goes back as a new message with the key, id, body and headers that it had. It is appended
+to its queue under a name made of its place among the dead letters. Then it is settled among the
+dead letters for a group of its own, which records how far redriving has come. A crash in between
+repeats the append, and deduplication answers it (R8). Letters of a key go back in their order, so
+none is stored behind one that is refused (R7).
 
-Two redrives of one queue through this gateway come one after another; those through two gateways
-fence each other, and each goes on behind what the other has settled: a letter counts for one of
-them.
+Two redrives of one queue through this gateway run one after another. Redrives through two gateways
+fence each other, and each goes on behind what the other has settled, so a letter counts for only
+one of them.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ AGAIN_S: Final = 0.02
 
 @dataclass(slots=True)
 class _Letter:
-    """A dead letter where it stands."""
+    """A dead letter in its queue of dead letters."""
 
     state: PartitionState
     record: Record
@@ -74,7 +74,7 @@ class _Letter:
         return self.record.header.sizes[self.offset - self.record.first]
 
     def to_message(self) -> Message:
-        """Return the message that it was, which may have been a dead letter already."""
+        """Return the message that it was, which may have been a dead letter before."""
         headers = revived_headers(self.message.headers)
         name = self.header("id") or self.message.id
         return msgspec.structs.replace(self.message, id=name, headers=headers)
@@ -166,12 +166,12 @@ class Redriver:
     # --- Back ----------------------------------------------------------------------------------
 
     async def redrive(self, queue: Queue, dead: Queue, group: Group, look: Look) -> Redriven:
-        """Send up to `look.limit` letters back; each is settled in `group`, which is GROUP of the
-        dead-letter queue, once it stands in its queue again.
+        """Send up to `look.limit` letters back. When a letter is stored in its queue again, it is
+        settled in `group`, which is GROUP of the dead-letter queue.
 
         Raises:
             Refused: a letter was refused by its queue; the detail says how many went before.
-            Unknown: likewise; what is unknown is not doubled when it is sent again.
+            Unknown: likewise. A letter whose fate is unknown is not doubled by the next call.
         """
         lock = self._locks.setdefault(dead.queue_id, asyncio.Lock())
         async with lock:
@@ -198,21 +198,21 @@ class Redriver:
         return Redriven(messages=run.done, next=str(walk.next) if walk.next else None)
 
     async def own(self, place: CursorPlace) -> "_Ownership":
-        """Own a place, to settle letters there; returns which are settled already."""
+        """Own a place, to settle letters there. Returns which of them are settled already."""
         runtime = self._groups.runtimes.get(place.group_id)
         row = await self._metadata.membership(place.group_id)
         if (runtime is not None and runtime.members) or self._groups.others(row):
             raise Refused(
                 "invalid_request",
-                f"the group {GROUP} has consumers: what it settles counts as sent back, so let "
-                "them leave first",
+                f"the group {GROUP} has consumers, and what they settle counts as sent back: "
+                "disconnect them first",
             )
         token = os.urandom(16)
         owned = await self._storage.own(place, token=token, assignment=row.generation)
         return _Ownership(owned.epoch, token, owned.cursor.floor, RangeSet(owned.cursor.passed))
 
     async def publish(self, queue: Queue, letters: Sequence[_Letter]) -> PendingPublish:
-        """Append letters, each under the name of its place (R8), in their order (R7)."""
+        """Append letters in their order (R7), each under the name of its place (R8)."""
         done: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
 
         def on_answer(answer: PendingPublish) -> None:
@@ -242,13 +242,13 @@ class Redriver:
         return [write.place for write, one in zip(writes, written, strict=True) if one.fenced]
 
     async def make_room(self, tries: int) -> None:
-        """Wait because another redrive, through another gateway, has a place; each waits for
-        another time."""
+        """Wait because a redrive through another gateway owns a place. Each redrive waits for a
+        different time. Raises Refused(too_many) after FENCED_MAX tries."""
         if tries >= FENCED_MAX:
             raise Refused(
                 "too_many",
-                f"the group {GROUP} has another owner again and again; what went back is not "
-                "doubled when this is called again",
+                f"other redrives take the group {GROUP} again and again: call this again later; no "
+                "letter goes back twice",
                 1.0,
             )
         await asyncio.sleep(AGAIN_S * tries * (1 + self._producer[0] / 255))
@@ -263,8 +263,8 @@ class _Ownership(NamedTuple):
     passed: RangeSet
 
     def is_settled(self, offset: int) -> bool:
-        """Whether a letter had gone back when the place was owned; nobody else has settled it
-        since, as long as this is the owner."""
+        """Whether a letter had gone back when the place was owned. While this is the owner, nobody
+        else settles it."""
         return offset < self.floor or offset in self.passed
 
 
@@ -280,12 +280,12 @@ class _Run:
         self.done = 0
 
     def is_full(self, letter: _Letter) -> bool:
-        """Whether what waits has to go before this one comes to it."""
+        """Whether the waiting letters have to go before this one joins them."""
         size = sum(waiting.size for waiting in self.letters) + letter.size
         return bool(self.letters) and size > BATCH_BYTES_MAX
 
     async def send(self) -> None:
-        """Send back what waits; raises the error of the first letter that was refused."""
+        """Send back the waiting letters. Raises the error of the first letter that was refused."""
         letters, self.letters = self.letters, []
         for place in dict.fromkeys(map(self._place, letters)):
             if place not in self._owned:
@@ -313,7 +313,8 @@ class _Run:
         return self._owned[place].is_settled(offset)
 
     async def _settle(self, back: dict[CursorPlace, list[int]]) -> None:
-        """Settle what stands in its queue again; counts what nobody else has settled meanwhile."""
+        """Settle the letters that are stored in their queue again, and count those that nobody else
+        has settled meanwhile."""
         tries = 0
         while back:
             writes = [

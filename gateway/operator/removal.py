@@ -1,12 +1,12 @@
-"""Count the messages that an act removes; it is refused with the number unless that is agreed.
+"""Count the messages that an act removes. The act is refused unless its caller agreed to that many.
 
-A message goes when every group has settled it and the retention has passed. So a group that skips
-messages, or is deleted, lets those go that it alone had not settled; and the first group of a queue
-that keeps everything for its first consumer lets those go that it begins behind. What other groups
-or the retention keep is not counted.
+A message is removed when every group has settled it and its retention has passed. So a group that
+skips messages, or is deleted, removes those that it alone had not settled. A queue without
+retention keeps everything for its first group; if that group starts later, the messages before its
+start are removed. Messages that other groups or the retention keep are not counted.
 
-A message stays while a group has not settled it. What stands in a side line is passed and not
-settled, and so is what is on its way to the dead letters.
+A message stays while a group has not settled it. A message in a side line, or on its way to the
+dead letters, is passed and not settled.
 """
 
 import time
@@ -26,7 +26,7 @@ from runtime.loop.fairness import TimeSlices
 
 
 def settled_of(cursor: Cursor, aside: Iterable[int]) -> RangeSet:
-    """Return the offsets that a group has settled. `aside`: those that stand in its side lines."""
+    """Return the offsets that a group has settled. `aside` are the offsets in its side lines."""
     settled = RangeSet(cursor.passed)
     if cursor.floor:
         settled.add(0, cursor.floor - 1)
@@ -38,8 +38,8 @@ def settled_of(cursor: Cursor, aside: Iterable[int]) -> RangeSet:
 
 
 def kept_alone(own: RangeSet, others: Sequence[RangeSet], first: int, end: int) -> int:
-    """Count the offsets first..end-1 that the group with `own` settled has not settled, and all the
-    others have."""
+    """Count the offsets first..end-1 that are in the settled offsets of all `others`, and not in
+    `own`, those of one group."""
     alone = RangeSet(own.gaps(first, end - 1))
     for other in others:
         for low, high in other.gaps(first, end - 1):
@@ -72,12 +72,12 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Begin = Callable[[Removed], Awaitable[None]]
-"""Awaited before the act, with what it removes."""
+"""Callback that is awaited before the act, with what the act removes."""
 
 
 def check_agreed(what: str, removed: Removed, deletes_max: int, advice: str = "") -> None:
-    """Raises Refused(would_delete): it removes more messages than were agreed to. `what`: the act;
-    `advice`: what else could be done."""
+    """Raise Refused(would_delete) if an act removes more than `deletes_max` messages. `what` names
+    the act, `advice` says what else the caller can do."""
     if removed.messages > deletes_max:
         parts = [
             f"delete {removed.deleted:,} messages" if removed.deleted else "",
@@ -87,14 +87,14 @@ def check_agreed(what: str, removed: Removed, deletes_max: int, advice: str = ""
         ]
         raise Refused(
             "would_delete",
-            f"{what} would {' and '.join(filter(None, parts))}: with "
-            f"deletes_max={removed.messages} it is done{advice}",
+            f"{what} would {' and '.join(filter(None, parts))}: to agree, send "
+            f"deletes_max={removed.messages}{advice}",
             more={"deleted": removed.deleted, "dead_lettered": removed.dead_lettered},
         )
 
 
 class RemovalCounter:
-    """Counts what goes with an act on a group."""
+    """Counts the messages that an act on a group removes."""
 
     def __init__(self, storage: Storage, metadata: Metadata) -> None:
         self._storage = storage
@@ -103,8 +103,8 @@ class RemovalCounter:
     async def count_seek(
         self, principal: Principal, queue: Queue, group: Group, starts: Sequence[Start]
     ) -> tuple[Removed, Sequence[Start]]:
-        """Count what a seek of the group removes, and return where it begins: what is published
-        from now on is not skipped."""
+        """Count what a seek of the group removes, and return its starts. They are fixed now, so
+        that messages published from now on are not skipped."""
         states = {one.partition.number: one for one in await self._states(queue)}
         places = [
             states[number].certified if start == "latest" and number in states else start
@@ -123,8 +123,9 @@ class RemovalCounter:
     async def count_group(
         self, principal: Principal, queue: Queue, group: Group, *, any_age: bool = False
     ) -> Removed:
-        """Count what goes with a group. The last one of a queue without retention leaves everything
-        to whoever comes next. `any_age`: also what the retention still keeps."""
+        """Count what the deletion of a group removes. If it is the last group of a queue without
+        retention, everything stays for the next group. `any_age`: also count what the retention
+        still keeps."""
         others = self._other_groups(principal, queue, group)
         if not others and not queue.settings.retention_s:
             return Removed()
@@ -133,7 +134,7 @@ class RemovalCounter:
     async def count_beginning(
         self, principal: Principal, queue: Queue, start: GroupStart
     ) -> Removed:
-        """Count what goes when a new group begins there."""
+        """Count what a new group that starts there removes."""
         groups = self._metadata.list_groups(principal, queue)
         if start == "earliest" or groups or queue.settings.retention_s:
             return Removed()
@@ -159,8 +160,8 @@ class RemovalCounter:
         *,
         any_age: bool = False,
     ) -> int:
-        """Count what the group alone has not settled, and the retention does not keep. `ends`: only
-        what stands below these offsets of partitions."""
+        """Count the messages that the group alone has not settled, and that the retention does not
+        keep. `ends`: count only messages below these offsets, by partition."""
         messages, slices = 0, TimeSlices()
         for state in await self._states(queue):
             await slices.yield_if_over()
@@ -180,7 +181,7 @@ class RemovalCounter:
         return messages
 
     async def _settled_offsets(self, group: Group, partition: Partition) -> RangeSet | None:
-        """Return the offsets that a group has settled; None: the storage does not know it."""
+        """Return the offsets that a group has settled; None if the storage does not know it."""
         place = CursorPlace(group.group_id, partition)
         cursor = await self._storage.cursor(place)
         if cursor is None:

@@ -1,9 +1,9 @@
-"""Changes of settings, with the number of messages that each one deletes told before.
+"""Changes of settings. A change that removes messages is refused unless its caller agreed to it.
 
-A shorter retention deletes what nobody needs any more, a bound with `dead_letter` moves what is
-beyond it, fewer attempts end those of messages that were tried more often, and a group that expires
-takes with it what it has not settled. A change that does one of these is refused with the number,
-unless whoever asks has agreed to as many messages.
+A shorter retention deletes what nobody needs any more. A bound with `dead_letter` moves what is
+beyond it. Fewer attempts end those of messages that were tried more often. A group that expires
+takes with it what it has not settled. A change that does one of these is refused with the number
+of messages, unless the caller has agreed to that many.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from push.storage_port import Storage
 from runtime.loop.fairness import TimeSlices
 
 TRIES_MAX: Final = 20
-"""Number of times that a change is judged anew because the settings have changed meanwhile."""
+"""Number of times that a change is judged anew if the settings have changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class SettingsChanges:
     async def queue(
         self, principal: Principal, name: str, named: Named, *, deletes_max: int, begin: Begin
     ) -> ChangedSettings:
-        """Change the settings of a queue that are named. `begin` is awaited before a change that
-        removes messages.
+        """Change the named settings of a queue. `begin` is awaited before a change that removes
+        messages.
 
         Raises:
-            Refused: would_delete: more than `deletes_max` messages would leave the queue;
+            Refused: would_delete if more than `deletes_max` messages would leave the queue;
                 queue_not_found, setting_fixed, invalid_request, invalid_name.
         """
         for _ in range(TRIES_MAX):
@@ -90,8 +90,8 @@ class SettingsChanges:
         deletes_max: int,
         begin: Begin,
     ) -> ChangedSettings:
-        """Change the settings of a group that are named, as `queue`. Raises Refused:
-        group_not_found besides."""
+        """Change the named settings of a group, as `queue` does. Raises the same, and also
+        Refused(group_not_found)."""
         for _ in range(TRIES_MAX):
             group = self._metadata.find_group(principal, queue, name)
             wanted = change_group_settings(group.settings, named)
@@ -157,7 +157,8 @@ class SettingsChanges:
             after = following
 
     async def _count_beyond_bounds(self, queue: Queue, changed: Queue, group: Group) -> int:
-        """Count what of the group is beyond the wanted bounds, and within the present ones."""
+        """Count the group's messages that are beyond the wanted bounds, and within the present
+        ones."""
         if changed.settings.overflow != "dead_letter" or _bounds(queue) == _bounds(changed):
             return 0
         states = await self._storage.partitions(queue.queue_id)
@@ -170,9 +171,9 @@ class SettingsChanges:
         return max(0, min(unsettled, unsettled if held is None else held) - bound)
 
     async def _count_exhausted(self, queue: Queue, group: Group, before: int, after: int) -> int:
-        """How many messages had `after` attempts or more, and fewer than `before`; 0: none goes to
-        the dead letters. An attempt that is under way at this gateway counts; the heads of keys
-        that are parked stay parked."""
+        """Count the messages that had `after` attempts or more, and fewer than `before`. In both, 0
+        means that no number of attempts sends messages to the dead letters. An attempt that is
+        under way at this gateway counts. Heads of parked keys stay parked and do not count."""
         if not after or (before and before <= after):
             return 0
         tried, slices = 0, TimeSlices()
@@ -196,8 +197,8 @@ class SettingsChanges:
         return in_flight(slot) if slot is not None else {}
 
     async def _count_left(self, principal: Principal, queue: Queue, group: Group) -> int:
-        """Count what goes with a group without consumers when it expires: until then the retention
-        of what it has not settled may have passed."""
+        """Count what a group without consumers takes with it when it expires. By then the retention
+        of what it has not settled may have passed, so any age counts."""
         runtime = self._groups.runtimes.get(group.group_id)
         row = await self._groups.row(group, fresh=True)
         if (runtime is not None and runtime.members) or self._groups.others(row):
@@ -206,7 +207,8 @@ class SettingsChanges:
 
 
 def _deadly(queue: Queue, settings: GroupSettings) -> int:
-    """After how many attempts a message of the group goes to the dead letters; 0: it never does."""
+    """Return the number of attempts after which a message of the group goes to the dead letters; 0
+    if it never does."""
     if (settings.on_exhausted or queue.settings.on_exhausted) == "park":
         return 0
     own = settings.attempts_max
@@ -229,4 +231,4 @@ async def _agreed(what: str, removed: Removed, deletes_max: int, begin: Begin) -
 
 
 def _contended() -> Refused:
-    return Refused("metadata_unavailable", "others change these settings all the time", 1.0)
+    return Refused("metadata_unavailable", "others change these settings: try again later", 1.0)

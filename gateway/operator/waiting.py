@@ -1,8 +1,8 @@
 """Keys that wait and deliveries in flight, as they are listed to operators.
 
-WaitingKeys     the lists. Where a partition has an owner here, its memory is listed; where it
-                has none, what is durable. A page ends where it is full, or where reading the
-                texts of the keys would read too much (P9)
+WaitingKeys     the lists. If a partition has an owner here, its memory is listed; if not, the
+                durable state. A page ends when it is full, or when reading the texts of the keys
+                would read too much (P9)
 find_in_log     the messages of some keys in the log, from the position of a group on: one
                 bounded read, which says how far it came (P9)
 count_waiting   how many messages of a key wait in all. Explanations, lists of waiting keys and
@@ -39,10 +39,10 @@ _MESSAGE: Final = msgspec.json.Decoder(Message)
 
 @dataclass(frozen=True, slots=True)
 class MessageFacts:
-    """Properties of one message that its record and body tell."""
+    """Properties of one message, from its record and its body."""
 
     id: str | None
-    """Id that the client gave; None: it gave none."""
+    """Id that the client gave, or None."""
     key: str | None
     published_unix_ms: int
     expires_unix_ms: int
@@ -64,8 +64,8 @@ class MessageLookup:
     async def read(
         self, partition: Partition, offsets: Iterable[int], budget: ByteBudget
     ) -> dict[int, MessageFacts | None]:
-        """Return the facts of each offset; None: it is no longer retained. Offsets that are missing
-        in the answer, the higher ones, lay beyond the budget."""
+        """Return the facts of each offset; None for one that is no longer retained. The highest
+        offsets are missing in the answer if the budget did not reach them."""
         left = sorted(set(offsets))
         found: dict[int, MessageFacts | None] = {}
         while left and budget.left > 0:
@@ -148,12 +148,14 @@ def _mark_partial(found: dict[int, KeyOffsets]) -> dict[int, KeyOffsets]:
 
 
 def count_owned(slot: OwnedPartition, key: int, found: KeyOffsets) -> WaitingCount:
-    """Count what waits of a key whose partition has an owner here, in its memory and in the log."""
+    """Count the waiting messages of a key whose partition has an owner here, in its memory and in
+    the log."""
     return WaitingCount(waiting_of(slot.delivery, key, found.offsets), found.is_whole)
 
 
 def count_stored(cursor: Cursor, key: int, found: KeyOffsets) -> WaitingCount:
-    """Count what waits of a key whose partition nobody here owns, as it is durable."""
+    """Count the waiting messages of a key whose partition nobody here owns, by the durable
+    state."""
     passed, dead = RangeSet(cursor.passed), DeadRanges(cursor.dead)
     behind = found.behind(cursor.floor)
     log = [offset for offset in behind if offset not in passed and offset not in dead]
@@ -167,7 +169,8 @@ async def count_waiting(
     keys: Set[int],
     budget: ByteBudget,
 ) -> dict[int, WaitingCount]:
-    """Count what waits of each of these keys. `slot`: the partition, if it has an owner here."""
+    """Count the waiting messages of each of these keys. `slot`: the partition, if it has an owner
+    here."""
     if slot is not None:
         found = await find_in_log(storage, place.partition, slot.delivery.frontier, keys, budget)
         if not slot.ended:
@@ -206,7 +209,7 @@ class WaitingKeys:
     async def list_keys(
         self, queue: Queue, group: Group, limit: int, after: HeldPlace | None
     ) -> HeldKeys:
-        """Up to `limit` keys of which messages wait, by partition and hash."""
+        """List up to `limit` keys with waiting messages, by partition and hash."""
         begin = after or HeldPlace(-1, -1)
         shown: list[HeldKey] = []
         left_out, looks = 0, _ReadBudgets()
@@ -266,7 +269,7 @@ class WaitingKeys:
         in_log = await find_in_log(
             self._storage, place.partition, slot.delivery.frontier, {*keys}, looks.log
         )
-        # From here on nothing is awaited: it is one moment.
+        # From here on nothing is awaited, so all is of one moment.
         flights = _in_flight(slot, set(keys))
         shown: list[HeldKey] = []
         for key in keys:
@@ -315,7 +318,7 @@ class WaitingKeys:
     async def list_leases(
         self, queue: Queue, group: Group, limit: int, after: Place | None
     ) -> LeaseList:
-        """Up to `limit` deliveries in flight, from the place `after` on, by partition and
+        """List up to `limit` deliveries in flight, from the place `after` on, by partition and
         offset."""
         begin = after or Place(0, 0)
         shown: list[Lease] = []
@@ -383,7 +386,7 @@ def _leases(slot: OwnedPartition, low: int, count: int) -> list[Lease]:
 
 
 def _in_flight(slot: OwnedPartition, keys: set[int]) -> dict[int, list[InFlight]]:
-    """Return what is in flight of these keys, by key."""
+    """Return the deliveries in flight of these keys, by key."""
     found: dict[int, list[InFlight]] = {}
     for offset, push in _open_offsets(slot) if keys else ():
         key = push.hashes[offset - push.first] or loose(offset)
@@ -399,7 +402,7 @@ def _owned_key(
     mark: Parked | None,
     flights: list[InFlight],
 ) -> HeldKey | None:
-    """Describe a key of an owner here. None: nothing of it waits any more."""
+    """Describe a key of an owner here; None if nothing of it waits any more."""
     delivery, now = slot.delivery, asyncio.get_running_loop().time()
     waits = waits_of(delivery, key, now, int(time.time() * 1000), side_first)
     if not waits.messages and waits.reason != "parked":
@@ -441,6 +444,6 @@ def wall_unix_ms(*moments: float) -> list[int]:
     """Return the wall's time at each of these moments of the loop's clock, as far apart as they
     were."""
     loop = asyncio.get_running_loop()
-    # Whatever comes between the two readings makes the difference smaller: one of three is whole.
+    # A pause between the two readings makes the difference smaller, so the largest of three counts.
     ahead_s = max(time.time() - loop.time() for _ in range(3))
     return [round((at + ahead_s) * 1000) for at in moments]

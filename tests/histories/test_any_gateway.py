@@ -396,7 +396,7 @@ async def test_a_decision_whose_owner_died_before_it_could_say_is_unknown(
     await is_durable.wait()
     await pair.kill(pair.a)
     session, _ = await pair.b.consumer(pair.group, "a-session-that-follows")
-    with pytest.raises(Unknown, match="list what is parked"):
+    with pytest.raises(Unknown, match="List the parked keys"):
         await deciding
     with pytest.raises(Refused, match="not_parked"):
         await pair.decide("release", WhichKey(key="k"))
