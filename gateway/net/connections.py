@@ -1,8 +1,8 @@
 """All connections of this gateway: read in turns, flushed, timed and drained together.
 
-What a socket sends at once and is more than its part of a turn is processed in turns with what
-others send. One flush writes what every session has to send by then; one timer serves the
-heartbeats of all; and when the gateway goes down, they are drained a few at a time.
+If a socket sends more at once than its part of a turn, the rest is processed in turns with what
+others send. One flush writes what every session has to send by then. One timer serves the
+heartbeats of all. When the gateway goes down, they are drained a few at a time.
 """
 
 import asyncio
@@ -24,44 +24,44 @@ from runtime.loop.end_of_turn import Deadlines, Timed
 from runtime.loop.fairness import IncompleteBytesBudget, LargeReadGate, PerTurnQueue
 
 DRAINED_PER_S_MAX: Final = 200
-"""Sessions that are told to come back elsewhere in a second: each costs another gateway a handshake
-and reads."""
+"""Largest number of sessions in a second that are asked to come back elsewhere. Each costs another
+gateway a handshake and reads."""
 RECONNECT_AFTER_S_MAX: Final = 5.0
-"""The jitter that a drained client is asked to wait."""
+"""Longest time that a drained client is asked to wait. The time is drawn at random."""
 _SLICE_S: Final = 0.05
 PART_BYTES_MAX: Final = 1_048_576
-"""Bytes of one read that are processed in one turn of the loop, and then in each further turn: one
+"""Bytes of one read that are processed in one turn of the loop, and then in each further turn. One
 read may bring megabytes, and until they are processed nobody else is read."""
 PART_BYTES_SHARED: Final = PORTION_BYTES_MAX
 """The same while several queues publish. While some of them are heavy, a connection that has sent
-more in a window waits for its turn with all of it. What they send costs half as much again then, in
-turns of the loop and in small records; a connection that is alone does not pay that."""
+more in a window waits for its turn with all of it. That costs half as much again, in turns of the
+loop and in small records. A connection that is alone does not pay for it."""
 SMALL_READ_BYTES: Final = 4096
-"""A read up to this size waits for no turn."""
+"""Largest size of a read that waits for no turn."""
 _WINDOW_S: Final = 0.25
 PART_FRAMES_MAX: Final = 32
-"""Frames that are no publishes, of one read, that are processed in one turn: a third of a
-millisecond's work, or, where each of them subscribes, three."""
+"""Number of frames of one read that are no publishes and are processed in one turn. That is a third
+of a millisecond's work, or three milliseconds if each of them subscribes."""
 _PAUSE_S: Final = 0.001
-"""Between two such parts then: what the others have published needs several turns of the loop, and
-the storage's threads need the interpreter, until it is there."""
+"""Pause between two deferred reads while some queues are heavy. What others have published needs
+several turns of the loop, and the storage's threads need the interpreter meanwhile."""
 LOST_PER_TURN: Final = 16
-"""Sessions whose lost sockets are noted in one turn of the loop, half a millisecond's work: a
-thousand of them at once are nobody's pause."""
+"""Number of sessions whose lost sockets are noted in one turn of the loop, half a millisecond's
+work. So a thousand lost at once make no pause for anybody."""
 RESUMED_PER_TURN: Final = 4
-"""Connections that can be written to again and are resumed in one turn of the loop: each may read
-on, and is given 128 KiB."""
+"""Number of connections that are resumed in one turn of the loop after they became writable. Each
+may read on, and is given 128 KiB."""
 _DELAY_S_MAX: Final = 0.02
-"""Longest time for which no deferred read is processed because enough of the heavy queues waits for
-the storage: a connection that sends much of something else is read, too, and what the storage does
-not take is refused."""
+"""Longest time for which deferred reads wait because enough of the heavy queues waits for the
+storage. After it, connections that send something else are read too, and what the storage does not
+take is refused."""
 
 
 class PortionReader(Protocol):
     """A connection that may send more at once than is processed in a turn."""
 
     def process_rest(self, rest: Portions) -> None:
-        """Process the next part of what it has sent."""
+        """Process the next part of a read."""
 
 
 class SessionConnection(Timed, Protocol):
@@ -74,10 +74,10 @@ class SessionConnection(Timed, Protocol):
         """Write bytes to the socket."""
 
     def on_flush(self) -> None:
-        """Note that what was taken has been written."""
+        """Note that the taken payloads have been written."""
 
     def drain(self, reconnect_after_s: float) -> None:
-        """Tell the client to come back, close when everything is settled."""
+        """Ask the client to come back after a time, and close when everything is settled."""
 
     def close(self, close: Close) -> None:
         """Close now, with this code."""
@@ -99,7 +99,7 @@ class Connections:
         self.addresses = addresses
         self.deadlines = Deadlines()
         self.incoming = incoming or IncompleteBytesBudget()
-        """The bytes of messages that clients have begun to send, request bodies included."""
+        """Budget for the bytes of incomplete messages, request bodies included."""
         self._publisher = publisher = services.broker.publisher
         self.large_reads = LargeReadGate(publisher.commit_early)
         self.is_draining = False
@@ -109,19 +109,19 @@ class Connections:
         self._open: set[SessionConnection] = set()
         self._to_flush: list[SessionConnection] = []
         self._is_scheduled = False
-        """A turn of a deferred read is scheduled."""
+        """Whether a turn of a deferred read is scheduled."""
         self._window = 0
         self._window_bytes: dict[object, int] = {}
         """Bytes that each connection sent in this window, while some queues are heavy."""
         self._delayed_until = 0.0
-        """When the next deferred read is processed in any case."""
+        """Time at which the next deferred read is processed in any case."""
         self._deferred: deque[tuple[PortionReader, Portions]] = deque()
         self._lost = PerTurnQueue(LOST_PER_TURN)
         self.writable = PerTurnQueue(RESUMED_PER_TURN)
         """Connections that can be written to again."""
         self._empty: asyncio.Event | None = None
         self.frame_hits = HitRate()
-        """How many messages to clients were framed for another one already."""
+        """Rate of messages to clients that had been framed for another client already."""
 
     def __repr__(self) -> str:
         return f"<Connections: {len(self._open)} sessions>"
@@ -131,12 +131,12 @@ class Connections:
         return len(self._open)
 
     def __iter__(self) -> Iterator[SessionConnection]:
-        """Iterate over those that are open now."""
+        """Iterate over the connections that are open now."""
         return iter(list(self._open))
 
     def refusal(self) -> Close | None:
-        """Return why one more transport cannot be had here now; None: it can. Its session may be
-        one that is here already: room for another one is asked for after its `hello`."""
+        """Return why this gateway takes no further transport now; None if it takes one. Room for a
+        session is checked after its `hello`, because the session may be here already."""
         if self.is_draining:
             return frames.DRAINING
         return frames.OVERLOADED if len(self._open) >= self._sessions_max else None
@@ -157,7 +157,7 @@ class Connections:
         self._check_empty()
 
     def on_lost(self, end: Callable[[], None]) -> None:
-        """Call `end`, by which a session learns that its socket is lost, at once or in its turn."""
+        """Call `end` at once or in its turn. By it a session learns that its socket is lost."""
         self._lost.add(partial(self._end_lost, end))
 
     def _end_lost(self, end: Callable[[], None]) -> None:
@@ -171,16 +171,16 @@ class Connections:
     # --- Reading --------------------------------------------------------------------------------
 
     def defer(self, connection: PortionReader, rest: Portions) -> None:
-        """Process the rest of a read later. However many have such a rest, one of them goes on in
-        each turn of the loop."""
+        """Process the rest of a read later. One deferred connection goes on in each turn of the
+        loop, however many there are."""
         self._deferred.append((connection, rest))
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._process_deferred)
 
     def admit_read(self, connection: PortionReader, size: int) -> int:
-        """Count a read of `size` bytes. Returns how much of it may be processed in one go; 0: all
-        of it is to be deferred."""
+        """Count a read of `size` bytes. Returns how much of it may be processed in one go; 0 if all
+        of it must be deferred."""
         if size <= SMALL_READ_BYTES:
             return PART_BYTES_MAX
         if self._publisher.is_skewed and self._is_over_share(connection, size):
@@ -229,7 +229,7 @@ class Connections:
 
     def _flush(self) -> None:
         to_flush, self._to_flush = self._to_flush, []
-        # In a fan-out thousands of sessions hold the same payload: it is framed once.
+        # In a fan-out thousands of sessions hold the same payload, which is framed once.
         payload = frame = b""
         written = framed = 0
         for connection in to_flush:
@@ -252,9 +252,10 @@ class Connections:
         latest.
 
         The `drain` frames go out a few at a time, within the first half of the deadline, each with
-        a jittered `reconnect_after_s`. A session closes (4000) as soon as its deliveries are
-        settled and its publishes answered; what is left at the deadline is closed then, and what it
-        had not settled returns to its groups. Connections made meanwhile are sent away at once.
+        a random `reconnect_after_s`. A session closes (4000) as soon as its deliveries are settled
+        and its publishes answered. Sessions that are left at the deadline are closed then, and
+        their unsettled messages return to the groups. Connections made meanwhile are closed at
+        once.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s

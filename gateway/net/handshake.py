@@ -1,4 +1,4 @@
-"""The WebSocket handshake: who may open one, and what to say to who may not."""
+"""The WebSocket handshake. It decides which clients may open a session, and refuses the others."""
 
 import logging
 from collections.abc import Iterator
@@ -19,25 +19,26 @@ from runtime.http1 import WEBSOCKET_PATH, raw_problem
 PATH: Final = WEBSOCKET_PATH
 SUBPROTOCOL: Final = Subprotocol("tocsin.v1")
 TICKET: Final = "tocsin.ticket."
-"""Before a ticket, offered as a further subprotocol: all that a browser lets a page say in a
-handshake. It is never the one that is chosen, so no answer repeats it."""
+"""Prefix of a ticket that is offered as a further subprotocol. A browser lets a page say nothing
+else in a handshake. It is never the chosen subprotocol, so no answer repeats it."""
 logger = logging.getLogger("tocsin.websocket")
 quiet_logger = logging.getLogger("tocsin.websocket.protocol")
-"""For websockets' protocol objects, whose line per opened connection says nothing."""
+"""Logger of websockets' protocol objects, whose line for each connection says nothing."""
 quiet_logger.setLevel(logging.WARNING)
 _HEADERS: Final = {401: ('www-authenticate: Bearer realm="tocsin"',), 426: ("upgrade: websocket",)}
 
 
 class Handshake(NamedTuple):
-    """`response` is to be written; behind one that is not accepted the socket closes."""
+    """The answer to a handshake. Write `response`; close the socket after it if the handshake is
+    not accepted."""
 
     is_accepted: bool
     response: bytes
     admission: Admission | None
-    """None: a token is owed in `hello`."""
+    """None if the client has to send a token in `hello`."""
     address: ClientAddress = UNKNOWN
     error: Refused | None = None
-    """Why it is not accepted."""
+    """Reason why it is not accepted; None if it is."""
 
 
 def answer_handshake(
@@ -81,8 +82,8 @@ def _headers(request: Request) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _has_credential(request: Request) -> bool:
-    """Whether it brings a credential that may be wrong. A client that brings none owes it in
-    `hello`; a cookie cannot be guessed."""
+    """Whether the request has a credential that could be a guess. A client without one has to send
+    it in `hello`. A cookie cannot be guessed."""
     offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
     return "Authorization" in request.headers or TICKET in offered
 
@@ -90,7 +91,8 @@ def _has_credential(request: Request) -> bool:
 def _admit(
     request: Request, auth: Authenticator, now: float, wall: float, peer: ClientAddress
 ) -> Admission | None:
-    """Raises Refused: not_found, origin_refused, unauthorized, invalid_request."""
+    """Return the admission of a handshake; None if a token has to follow. Raises Refused:
+    not_found, origin_refused, unauthorized, invalid_request."""
     if request.path.partition("?")[0] != PATH:
         raise Refused("not_found", f"WebSockets are at {PATH}")
     text = ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
@@ -112,8 +114,8 @@ def _admit(
     if SUBPROTOCOL not in offered:
         raise Refused(
             "invalid_request",
-            f"offer the subprotocol {SUBPROTOCOL}: Sec-WebSocket-Protocol: {SUBPROTOCOL}, in a "
-            f'browser new WebSocket(url, "{SUBPROTOCOL}")',
+            f"offer the subprotocol {SUBPROTOCOL}: send Sec-WebSocket-Protocol: {SUBPROTOCOL}; in "
+            f'a browser, new WebSocket(url, "{SUBPROTOCOL}")',
         )
     return admission
 

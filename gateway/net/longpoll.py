@@ -1,8 +1,8 @@
-"""Sessions by long poll: the very frames of the WebSocket, in requests (docs/protocol.md).
+"""Sessions by long poll, with the frames of the WebSocket in requests (docs/protocol.md).
 
-A `LongPoll` takes the place of a socket. What the client says comes in numbered posts; what there
-is for it waits until a poll asks, and stays at hand until the next poll says that it has arrived: a
-lost request or answer is repeated, and neither loses nor doubles a frame.
+A `LongPoll` takes the place of a socket. Messages of the client come in numbered posts. Frames for
+it wait for a poll, and are kept until the next poll says that they have arrived. So a lost request
+or answer is repeated, and neither loses nor doubles a frame.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from push.transit import Transit
 from runtime.addresses import UNKNOWN, ClientAddress, name_of
 
 KEPT_S: Final = 30.0
-"""Time for which a session still says why it has ended."""
+"""Time for which an ended session still says why it has ended."""
 ENDED_MAX: Final = 10_000
 ENDED_BYTES_MAX: Final = 16 * 1_048_576
-"""Number of ended sessions that are kept, and bytes that they may still hold; those that ended
-first are forgotten sooner (P9)."""
+"""Number of ended sessions that are kept, and bytes that they may still hold. Beyond that, those
+that ended first are forgotten (P9)."""
 _SILENT_S_MAX: Final = 1.0
-"""Longest wait before the client is noted as alive again: a client that waits is not silent."""
+"""Interval at which a waiting client is noted as alive, because it is not silent."""
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
-"""Bytes of answers from which on a client that posts and never polls is answered no more (P9). What
-a poll was answered with and is on its way does not count. [A large message is on a slow line, and
-meanwhile no lease can be extended.]"""
+"""Bytes of waiting answers from which posts of a client that never polls are refused (P9). The
+batch that is on its way does not count. [A large message is on a slow line, and meanwhile no lease
+can be extended.]"""
 _SLOWEST: Final = limits.SLOWEST_BYTES_PER_S
 
 
@@ -50,26 +50,27 @@ class LongPoll:
         self._connections = connections
         self.session: Session | None = None
         self.poll_id = secrets.token_urlsafe(16)
-        """The transport's own id, not the session's: a request to a transport that the session has
-        left, late or repeated by a proxy, must not count here. [An old message 1 comes in; the new
-        message 1, `held`, has "come before" and does nothing: no push ever again.]"""
+        """Id of this transport, not of its session. A late request, or one repeated by a proxy, to
+        a transport that the session has left must not count here. [An old message 1 comes in. Then
+        the new message 1, `held`, does nothing, and there is no push ever again.]"""
         self.principal: Principal | None = None
         self._frames: list[bytes] = []
         self._byte_count = 0
-        """Size of what waits and of the last batch."""
+        """Size of the waiting frames and of the last batch."""
         self._batch = 0
         self._batch_frames: list[bytes] = []
         """The batch of this number, until the client has it."""
         self._post_number = 0
         self._batch_at = 0.0
         self._batch_bytes = 0
-        """When the last batch was answered, and what is in it, until it is known to have come."""
+        """Time of the answer with the last batch, and size of that batch until its arrival is
+        confirmed."""
         self._transit: Transit | None = None
-        """None: no batch was large. A large one is a mark, which the next poll answers."""
+        """None if no batch was large. A large batch is a mark, which the next poll answers."""
         self._marked = 0
-        """The number of the mark that the last batch is; 0: none."""
+        """Number of the mark that the last batch is; 0 if it is none."""
         self._is_owed = False
-        """Something that was given before the last batch was taken comes behind it."""
+        """Whether frames that were given before the last batch was taken come after it."""
         self._opened_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._reading = asyncio.Event()
@@ -78,12 +79,12 @@ class LongPoll:
         self._forget_at = 0.0
         self.scheduled = float("inf")
         self.end_reason: Close | None = None
-        """Why it is over."""
+        """Reason why it is over; None while it is not."""
 
-    # --- What requests do -----------------------------------------------------------------------
+    # --- Requests -------------------------------------------------------------------------------
 
     def open(self, admission: Admission, hello: bytes) -> None:
-        """Begin with the client's first message; it is over when the right is."""
+        """Begin with the client's first message. The session ends when the admission does."""
         now = asyncio.get_running_loop().time()
         connections = self._connections
         self._opened_at = now
@@ -107,17 +108,19 @@ class LongPoll:
         self._schedule()
 
     async def post(self, number: int, data: bytes) -> None:
-        """The client's message of this number: 1, 2, 3 … One that came before does nothing.
+        """Take the client's message of this number: 1, 2, 3 … A number that came before does
+        nothing.
 
         Raises:
-            Refused: invalid_request: one before it is missing; too_many: poll first; overloaded:
-                nothing is read now; session_not_found: it is over.
+            Refused: invalid_request if an earlier one is missing; too_many if the client must poll
+                first; overloaded if nothing is read now; session_not_found if it is over.
         """
         self._touch()
         try:
             await asyncio.wait_for(self._reading.wait(), limits.PULL_WAIT_S_MAX)
         except TimeoutError:
-            raise Refused("overloaded", "what came before takes its time: say it again") from None
+            detail = "earlier messages are still being processed: send this one again later"
+            raise Refused("overloaded", detail) from None
         await self._await_quota()
         session = self.session
         if session is None:
@@ -127,7 +130,7 @@ class LongPoll:
         if number != self._post_number + 1:
             raise Refused(
                 "invalid_request",
-                f"message {number} comes behind {self._post_number}: one is missing",
+                f"message {number} comes after {self._post_number}: one is missing",
             )
         if self._byte_count - self._batch_bytes > UNREAD_BYTES_MAX:
             raise Refused("too_many", "too many answers wait: poll first", retry_after_s=0.1)
@@ -137,21 +140,21 @@ class LongPoll:
         self._schedule()
 
     async def _await_quota(self) -> None:
-        """Wait until what came before is paid for."""
+        """Wait until the client's rate allows further frames."""
         now = asyncio.get_running_loop().time
         while self.session is not None and (wait_s := self.session.charge_frames(0, now=now())):
             await asyncio.sleep(min(wait_s, _SILENT_S_MAX))
             self._touch()
 
     async def poll(self, after: int, wait_s: float) -> tuple[int, list[bytes]]:
-        """(number, frames) of the next batch, as soon as there is something, after `wait_s` at the
-        latest; then, or when another poll takes over, no frames and the number of the last one.
+        """Return (number, frames) of the next batch as soon as there is something. After `wait_s`,
+        or when another poll takes over, return the number of the last batch and no frames.
 
-        `after` is the number of the last batch that arrived: with the one before that, the last
-        batch comes again.
+        `after` is the number of the last batch that arrived. If it is the number before the last
+        batch's, the last batch comes again.
 
         Raises:
-            Refused: invalid_request: `after` is neither.
+            Refused: invalid_request if `after` is neither.
         """
         self._touch()
         if after == self._batch:
@@ -159,13 +162,13 @@ class LongPoll:
         elif after == self._batch - 1:
             return self._batch, self._batch_frames
         else:
-            raise Refused("invalid_request", f"after {after}, when the last batch is {self._batch}")
+            raise Refused("invalid_request", f"after={after}, but the last batch is {self._batch}")
         if not self._frames and self.end_reason is None:
             await self._wait(wait_s)
         return self._next_batch() if self._batch == after else (after, [])
 
     async def _wait(self, wait_s: float) -> None:
-        self._wake()  # one poll at a time: the one before is answered
+        self._wake()  # one poll at a time, so an earlier one is answered now
         loop = asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
         timer = loop.call_later(wait_s, self._wake, waiter)
@@ -213,23 +216,23 @@ class LongPoll:
     def _mark(self, size: int, now: float) -> None:
         if self._transit is None:
             self._transit = Transit(opened_at=self._opened_at)
-        # Nobody sees how much TCP has taken: it moves as long as the slowest line would need.
+        # Nobody sees how much TCP has taken, so the slowest line is assumed.
         self._transit.look(None, now=now)
         self._marked = self._transit.mark(size, now=now, covers=not self._frames)
 
     @property
     def has_more(self) -> bool:
-        """Whether frames come behind those that were taken last."""
+        """Whether frames wait after the last batch."""
         return bool(self._frames)
 
     def finish(self) -> None:
-        """The client is done. After the end nothing happens."""
+        """End the session for its client. Nothing happens after the end."""
         session = self._leave(frames.Close(1000, "the client ended the session"), is_mute=True)
         if session is not None:
             session.end()
 
     def end_error(self) -> Refused:
-        """Return the error of a request that comes when it is over."""
+        """Return the error of a request that comes after the end."""
         why = (
             f": {self.end_reason.code} {self.end_reason.reason}"
             if self.end_reason is not None
@@ -266,16 +269,16 @@ class LongPoll:
 
     @property
     def unsent_bytes(self) -> int:
-        """Size of what no poll has confirmed."""
+        """Size of the frames that no poll has confirmed."""
         return self._byte_count
 
     def ping(self) -> None:
-        """Answer the poll that waits: that it comes again is the sign of life."""
+        """Answer the waiting poll. The next poll is the sign of life."""
         self._wake()
 
     def taken_bytes(self) -> int | None:
-        """Return how much of the last batch the slowest line would have taken by now. More is not
-        to be seen of an answer."""
+        """Return how much of the last batch the slowest line would have taken by now, because the
+        progress of an answer cannot be seen. None if that is all of it."""
         taken = int((asyncio.get_running_loop().time() - self._batch_at) * _SLOWEST)
         return taken if taken < self._batch_bytes else None
 
@@ -286,11 +289,11 @@ class LongPoll:
 
     @property
     def is_in_transit(self) -> bool:
-        """False: the next poll says what has arrived."""
+        """Always False, because the next poll says what has arrived."""
         return False
 
     def on_named(self, given_at: float) -> None:
-        """Ignore it: the next poll says what has arrived."""
+        """Do nothing, because the next poll says what has arrived."""
 
     def pause_reading(self) -> None:
         self._reading.clear()
@@ -299,8 +302,8 @@ class LongPoll:
         self._reading.set()
 
     def close(self, close: Close) -> None:
-        """Close; the next poll is told behind what waits."""
-        # Who has no right any more is given nothing more, also not what waits already (P11).
+        """Close. The next poll gets the reason, after the frames that wait."""
+        # A client without a right is given nothing more, not even what waits already (P11).
         is_mute = close in (frames.HEARTBEAT, frames.REVOKED)
         session = self._leave(close, is_mute=is_mute)
         if session is None:
@@ -318,7 +321,8 @@ class LongPoll:
         self._leave(close, is_mute=True)
 
     def _leave(self, close: Close, *, is_mute: bool = False) -> Session | None:
-        """Returns whose transport it was. `is_mute`: what waits is worth nothing any more."""
+        """Leave the session and return it; None if it was left before. `is_mute`: drop the frames
+        that wait."""
         session, self.session = self.session, None
         if session is not None:
             self.end_reason = close
@@ -333,7 +337,7 @@ class LongPoll:
         return session
 
     def discard_frames(self) -> None:
-        """Discard what no poll will ask for any more."""
+        """Discard the frames, because no poll will request them any more."""
         self._frames, self._batch_frames = [], []
 
     @property
@@ -342,20 +346,20 @@ class LongPoll:
         return sum(map(len, self._frames)) + sum(map(len, self._batch_frames))
 
     def schedule_forgetting(self) -> None:
-        """Have it forgotten KEPT_S after its end."""
+        """Schedule the end of its record, KEPT_S after its own end."""
         self._connections.deadlines.set(self, self._forget_at)
 
     # --- Connection -----------------------------------------------------------------------------
 
     def take(self) -> list[bytes]:
-        """Take nothing: a poll takes what waits."""
+        """Take nothing, because a poll takes the frames."""
         return []
 
     def write(self, data: bytes) -> None:
         """Write nothing."""
 
     def on_flush(self) -> None:
-        """Ignore it: nothing is flushed."""
+        """Do nothing, because nothing is flushed."""
 
     def drain(self, reconnect_after_s: float) -> None:
         if self.session is not None:
@@ -379,22 +383,21 @@ class LongPolls:
         self._connections = connections
         self._by_id: dict[str, LongPoll] = {}
         self._ended: dict[LongPoll, int] = {}
-        """In the order of their ends; what each keeps, in bytes."""
+        """Ended long polls in the order of their ends → bytes that each keeps."""
         self._ended_bytes = 0
 
     @property
     def sessions(self) -> SessionDirectory:
-        """The sessions of the gateway, over whatever transport."""
+        """The sessions of the gateway, over any transport."""
         return self._connections.services.sessions
 
     def open(
         self, admission: Admission, hello: bytes, address: ClientAddress = UNKNOWN
     ) -> LongPoll:
-        """A new session, or one that goes on here, for a client at this address.
+        """Open a long poll for a client at this address, with a new session or one that goes on.
 
         Raises:
-            Refused: unauthorized, draining, overloaded, invalid_request, rate_limited, too_many:
-                there is none.
+            Refused: unauthorized, draining, overloaded, invalid_request, rate_limited, too_many.
         """
         limiter, now = self._connections.services.limiter, asyncio.get_running_loop().time()
         limiter.connect(name_of(address.text), now=now)
@@ -406,15 +409,16 @@ class LongPolls:
         return poll
 
     def find(self, poll_id: str, principal: Principal) -> LongPoll:
-        """Raises Refused(session_not_found); somebody else's is not found either (P11)."""
+        """Find a long poll of this principal. Raises Refused(session_not_found), also if it is
+        somebody else's (P11)."""
         poll = self._by_id.get(poll_id)
         if poll is None or poll.principal != principal:
             raise Refused("session_not_found")
         return poll
 
     def on_end(self, poll: LongPoll) -> None:
-        """Keep an ended one for a while, so that it says why. One that was never found: nothing
-        happens."""
+        """Keep an ended long poll for a while, so that it can say why it ended. Nothing happens if
+        it never had a place here."""
         if poll.poll_id not in self._by_id:
             return
         self._ended[poll] = poll.kept_bytes
@@ -424,7 +428,7 @@ class LongPolls:
         poll.schedule_forgetting()
 
     def forget(self, poll: LongPoll) -> None:
-        """Forget an ended one. Not there: nothing happens."""
+        """Forget an ended long poll. Nothing happens if it is unknown."""
         self._by_id.pop(poll.poll_id, None)
         self._ended_bytes -= self._ended.pop(poll, 0)
         poll.discard_frames()

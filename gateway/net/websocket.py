@@ -1,17 +1,16 @@
-"""WebSockets: uvicorn's protocol class, replaced by ours. `uvicorn.Config(ws=websocket_class(…))`.
+"""WebSockets, by a protocol class for uvicorn: `uvicorn.Config(ws=websocket_class(…))`.
 
-No task, no queue, no ASGI scope and no timer of its own per connection: an idle one is this object,
-its session, and the socket.
+A connection has no task, no queue, no ASGI scope and no timer of its own. An idle one is this
+object, its session, and the socket.
 
     handshake   by websockets' sans-I/O ServerProtocol, which is dropped afterwards
     reading     by a MessageReader, which holds nothing between two messages; in parts, each in turn
-    writing     frames of a server are not masked: a header of a few bytes before the payload
+    writing     frames of a server are not masked, so a header of a few bytes precedes the payload
 
-What a socket has sent at once may be worth a long time: thousands of frames, or the beginning of
-megabytes. It is handed to the session in parts (gateway.net.connections), no faster than it pays
-for, and large messages that are not complete are read in turns (runtime.loop.fairness). Meanwhile
-the socket is not read, so that what waits here is bounded, and the client's own socket tells it to
-wait.
+One read may bring work for a long time, such as thousands of frames or the beginning of megabytes.
+It is handed to the session in parts (gateway.net.connections), no faster than the client's rate
+allows. Large incomplete messages are read in turns (runtime.loop.fairness). Meanwhile the socket is
+not read, so that what waits here is bounded, and TCP makes the client wait.
 """
 
 import asyncio
@@ -49,41 +48,42 @@ from runtime.addresses import UNKNOWN, ClientAddress, peer_of, taken_bytes
 from runtime.loop.fairness import LARGE_READ_BYTES
 
 FULL_READ_BYTES: Final = 192 * 1024
-"""A read of about 250 kB is all that uvloop takes at once: there is more, and it would read on, up
-to 32 times, before anybody else is heard. Four clients that flooded a broker with nobody beside
-them made turns of 60 ms."""
+"""Size of a read that shows that more is waiting. uvloop takes about 250 kB at once. It would read
+on, up to 32 times, before any other client is served, and turns would take long."""
 _NORMAL_CLOSES: Final = (b"", *(code.to_bytes(2) for code in (1000, 1001)))
 """Close codes, or none, with which a client says that it will not come back."""
 _SILENT_S_MAX: Final = 1.0
-"""A client that waits for its turn for longer is not silent: now and then that is written down."""
+"""Interval at which a client that waits for its turn is noted as alive, because it is not
+silent."""
 
 
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
-"""Pushes stop at WRITE_BUFFER_BYTES_MAX. What goes on growing behind it are answers that the client
-asked for and does not read: from here on it is not read either (P9). A large message does not
-count. [While it is on a slow line, acks and pongs are not read, and no lease can be extended.]"""
+"""Size of unread answers from which the client is not read either (P9). Pushes stop earlier, at
+WRITE_BUFFER_BYTES_MAX; only answers that the client does not read grow further. A large message
+does not count. [While it is on a slow line, acks and pongs are not read, and no lease can be
+extended.]"""
 _MARK: Final = struct.Struct("!Q")
-"""The payload of a ping that is a mark: its number. The ping of a heartbeat has none."""
+"""Format of the number of a mark, the payload of a ping. The ping of a heartbeat has no payload."""
 
 
 class ReadHold:
-    """The reasons not to read a socket: the bits of `_read_holds`. Plain numbers, because an enum's
-    flags cost as much as the rest of a small read."""
+    """Reasons not to read a socket, the bits of `_read_holds`. They are plain numbers, because an
+    enum's flags cost as much as the rest of a small read."""
 
     UNREAD: Final = 1
-    """The client does not read the answers that it asked for."""
+    """The client does not read its answers."""
     SESSION: Final = 2
     """The session waits for something."""
     TURN: Final = 4
-    """The rest of what it sent waits for its turn, or is not paid for."""
+    """The rest of a read waits for its turn, or for the client's rate."""
     LARGE_READ: Final = 8
-    """The client sends something large, and others do, too."""
+    """The client sends a large message while others do."""
     FULL_READ: Final = 16
-    """There is more than one read takes: the others are heard first."""
+    """More is waiting than one read takes, and the others are served first."""
 
 
 class SessionEnd(enum.Enum):
-    """The meaning of a socket's end for its session."""
+    """Meaning of a socket's end for its session."""
 
     OVER = "the session is over, too"
     LOST = "its client may come back"
@@ -128,30 +128,30 @@ class WebSocketConnection(asyncio.Protocol):
         """None before the handshake and after our close frame."""
         self._reader = MessageReader(limits.HELLO_BYTES_MAX)
         self._has_incomplete = False
-        """Something incomplete of its client is counted in `incoming`."""
+        """Whether an incomplete message of its client is counted in `incoming`."""
         self._read_holds = 0
         self._server_state = server_state
         self._transport = cast(asyncio.Transport, None)
         self._has_handshake = False
-        """The handshake came, which there is one of."""
+        """Whether the one handshake came."""
         self._outbox: list[bytes] = []
         """Encoded frames that wait for the flush."""
         self._outbox_bytes = 0
         self._is_flush_scheduled = False
         self._write_is_paused = False
         self._is_resuming = False
-        """The socket can be written to again, and waits for its turn."""
+        """Whether the socket can be written to again and waits for its turn."""
         self._has_blocked_push = False
-        """Somebody asked whether it is writable, and it was not."""
+        """Whether somebody wanted to push while it was not writable."""
         self._abort_at = 0.0
         self._opened_at = 0.0
-        """Since when it carries its session."""
+        """Time from which on it carries its session."""
         self._unmarked_bytes = 0
         """Bytes that were written behind the last mark."""
         self._large_bytes = 0
         """Bytes of large frames that may still wait for the socket."""
         self._transit: Transit | None = None
-        """None: little was ever written at once."""
+        """None if little was ever written at once."""
         self.address: ClientAddress = UNKNOWN
         self.scheduled = float("inf")
 
@@ -161,14 +161,14 @@ class WebSocketConnection(asyncio.Protocol):
     # --- asyncio.Protocol -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """uvicorn hands the socket over; the handshake follows as the first data."""
+        """Take the socket from uvicorn. The handshake follows as the first data."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_BYTES_MAX)
         # uvicorn waits at its end for what is in this set, and calls `shutdown` on it.
         self._server_state.connections.add(self)  # type: ignore[arg-type]
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the client. After our close frame they mean nothing any more."""
+        """Process bytes of the client. After our close frame they are dropped."""
         if self._session is not None:
             self._receive(self._session, data)
         elif self._has_handshake:
@@ -179,10 +179,10 @@ class WebSocketConnection(asyncio.Protocol):
         self.connections.large_reads.after_read()
 
     def eof_received(self) -> None:
-        """The client says no more: the transport closes itself."""
+        """Let the transport close itself, because the client sends no more."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """Note that the socket is gone."""
         self._server_state.connections.discard(self)
         session = self._session
         if session is not None:
@@ -196,11 +196,11 @@ class WebSocketConnection(asyncio.Protocol):
             session.on_transport_lost()
 
     def pause_writing(self) -> None:
-        """More than WRITE_BUFFER_BYTES_MAX wait for the socket."""
+        """Note that more than WRITE_BUFFER_BYTES_MAX wait for the socket."""
         self._write_is_paused = True
 
     def resume_writing(self) -> None:
-        """The socket has taken most of it."""
+        """Note that the socket has taken most of the waiting bytes."""
         self._write_is_paused = False
         self._large_bytes = 0
         if self._session is not None:
@@ -212,12 +212,13 @@ class WebSocketConnection(asyncio.Protocol):
     def _resume_writing(self) -> None:
         self._is_resuming = False
         if self._write_is_paused or self._transport.is_closing():
-            return  # paused again meanwhile: this comes again
+            return  # paused again meanwhile, so this is called again
         self._resume_reading(ReadHold.UNREAD)
         self._resume_pushes()
 
     def shutdown(self) -> None:
-        """uvicorn ends. The sessions have been drained before; whoever is left is sent away."""
+        """Close, because uvicorn ends. Sessions were drained before; those that are left close
+        now."""
         if self._session is not None:
             self.close(frames.DRAINING)
         else:
@@ -252,7 +253,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._session = Session(connections.services, self, new_session_id(), admission, now=now)
         connections.add(self)
         if refusal is not None:
-            # Not an HTTP status: a browser's WebSocket shows its page a close code, nothing else.
+            # Not an HTTP status, because a browser shows its page nothing but a close code.
             self.close(refusal)
             return
         connections.deadlines.set(self, self._session.next_deadline())
@@ -260,7 +261,7 @@ class WebSocketConnection(asyncio.Protocol):
     # --- Reading --------------------------------------------------------------------------------
 
     def _receive(self, session: Session, data: bytes) -> None:
-        """Bytes of the client."""
+        """Process bytes of the client, or defer them to its turn."""
         events = Portions(self._reader.receive(data))
         admitted = self.connections.admit_read(self, len(data))
         if not admitted:
@@ -275,18 +276,18 @@ class WebSocketConnection(asyncio.Protocol):
             self._await_large_read()
 
     def _drop(self, data: bytes) -> None:
-        """Bytes that mean nothing any more."""
+        """Drop bytes that came after our close frame."""
         if len(data) >= LARGE_READ_BYTES:
             self._await_large_read()
 
     def _await_large_read(self) -> None:
-        """Wait for the turn of large reads. Waiting already: nothing happens."""
+        """Wait for the turn of large reads. Nothing happens if it waits already."""
         if not self._read_holds & ReadHold.LARGE_READ:
             self._pause_reading(ReadHold.LARGE_READ)
             self.connections.large_reads.wait(self._resume_large_read)
 
     def _resume_full_read(self) -> None:
-        """The others have been heard."""
+        """Read on, because the others have been served."""
         if not self._transport.is_closing():
             self._resume_reading(ReadHold.FULL_READ)
 
@@ -295,7 +296,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._resume_reading(ReadHold.LARGE_READ)
 
     def _process(self, session: Session, events: Portions, left: int) -> None:
-        """Hand over what the client has said, `left` bytes of it, which is its part of a turn."""
+        """Hand events to the session, up to `left` bytes, which are its part of a turn."""
         reader, now = self._reader, asyncio.get_running_loop().time()
         count, has_text, is_cut = 0, False, False
         for opcode, messages in events:
@@ -334,7 +335,7 @@ class WebSocketConnection(asyncio.Protocol):
         if opcode == PING:
             self._transport.write(control_frame(PONG, payload))
         elif opcode == CLOSE:
-            # The client's own code, 5.5.1. One that only lost its way may come back.
+            # The client's own code is repeated (5.5.1). After other codes it may come back.
             is_end = payload[:2] in _NORMAL_CLOSES
             self._end(control_frame(CLOSE, payload), SessionEnd.OVER if is_end else SessionEnd.LOST)
         elif opcode == BINARY:
@@ -355,7 +356,7 @@ class WebSocketConnection(asyncio.Protocol):
         *,
         is_cut: bool,
     ) -> None:
-        """For `count` frames; then the rest, if there is one, has its turn."""
+        """Charge the session for `count` frames. Then the rest, if there is one, has its turn."""
         reader = self._reader
         wait_s = session.charge_frames(count, now=now)
         if wait_s:
@@ -410,7 +411,8 @@ class WebSocketConnection(asyncio.Protocol):
     # --- Writing --------------------------------------------------------------------------------
 
     def _flush_early(self) -> None:
-        """Write early: one turn of the loop may read megabytes, whose answers must not pile up."""
+        """Write early, because one turn of the loop may read megabytes whose answers must not pile
+        up."""
         if self._outbox_bytes > UNREAD_BYTES_MAX:
             self._write_all()
         unread_max = UNREAD_BYTES_MAX + self._large_bytes
@@ -435,8 +437,8 @@ class WebSocketConnection(asyncio.Protocol):
 
     # enforces: P9
     def writable(self) -> bool:
-        # Both that it counts, or a socket that stalls holds the bound twice. At the bound itself
-        # it is not paused: nobody would call again.
+        # Outbox and socket count together, or a stalled socket would hold the bound twice. At the
+        # bound itself it is writable, because the socket is not paused and nobody would call again.
         is_open = not self._write_is_paused and self._session is not None
         if (
             is_open
@@ -456,11 +458,11 @@ class WebSocketConnection(asyncio.Protocol):
         return self._outbox_bytes + self._transport.get_write_buffer_size()
 
     def ping(self) -> None:
-        """Send an empty ping: whatever comes back is a sign of life."""
+        """Send an empty ping. Anything that comes back is a sign of life."""
         self._transport.write(control_frame(PING))
 
     def taken_bytes(self) -> int | None:
-        """Return what the other end of the TCP connection has confirmed."""
+        """Return how many bytes the other end of the TCP connection has confirmed."""
         return taken_bytes(self._transport, has_more=self.unsent_bytes > 0)
 
     def pause_reading(self) -> None:
@@ -470,7 +472,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._resume_reading(ReadHold.SESSION)
 
     def close(self, close: Close) -> None:
-        """Close behind what is queued. Closing again does nothing."""
+        """Close after what is queued. Closing again does nothing."""
         if self._session is not None:
             comes_back = close in (frames.HEARTBEAT, frames.DRAINING)
             self._end(close_frame(close), SessionEnd.LOST if comes_back else SessionEnd.OVER)
@@ -484,8 +486,8 @@ class WebSocketConnection(asyncio.Protocol):
             self._end(close_frame(close), SessionEnd.REPLACED)
 
     def _end(self, closing: bytes, end: SessionEnd) -> None:
-        """Say `closing` behind what is queued. The socket then has `close_timeout_s` to take
-        them and to be closed by the client before it is cut off."""
+        """Write the frame `closing` after what is queued. Then the socket has `close_timeout_s` to
+        take it and to be closed by the client, before it is cut off."""
         session = self._session
         if session is None:
             return
@@ -502,7 +504,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._half_close()
 
     def _detach(self, session: Session) -> None:
-        """This socket says and hears nothing more of it."""
+        """Separate this socket from its session."""
         self.connections.delivery_log.on_leave(session.session_id)
         self._session = None
         self.connections.discard(self)
@@ -516,14 +518,14 @@ class WebSocketConnection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         # Closing a socket with unread input resets it, and the reset overtakes our close frame. So
-        # only our half is closed, and the client's end of its half closes the rest (eof_received).
+        # only our half is closed. The client's end of its half closes the rest (eof_received).
         self._resume_reading(self._read_holds)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
             self._transport.close()
 
-    # --- What its Connections call -------------------------------------------------------------
+    # --- Calls by its Connections --------------------------------------------------------------
 
     def take(self) -> list[bytes]:
         self._is_flush_scheduled = False
@@ -534,8 +536,8 @@ class WebSocketConnection(asyncio.Protocol):
         return to_write if len(to_write) < 2 else frames.join(to_write)
 
     def write(self, data: bytes) -> None:
-        """Write bytes, unless the socket is lost: uvloop would raise, and take the frames of every
-        session behind this one with it."""
+        """Write bytes, unless the socket is lost. uvloop would raise then, and the frames of all
+        sessions after this one would not be written."""
         if not self._transport.is_closing():
             self._transport.write(data)
 
@@ -578,8 +580,8 @@ class WebSocketConnection(asyncio.Protocol):
         return transit.has_room(self._unmarked_bytes, now=asyncio.get_running_loop().time())
 
     def _mark(self, now: float, *, rest: bool = False) -> None:
-        """Set a mark behind what was written, where one is due; or behind the `rest`, however
-        little that is."""
+        """Set a mark after the written bytes if one is due. With `rest`, set it however few they
+        are."""
         transit = self._transit
         if transit is None:
             transit = self._transit = Transit(opened_at=self._opened_at)
@@ -596,11 +598,11 @@ class WebSocketConnection(asyncio.Protocol):
         self._unmarked_bytes = 0
         self._transport.write(control_frame(PING, _MARK.pack(number)))
         if not transit.is_fast:
-            # Twice: a timer of the loop may be early by what its clock does not tell.
+            # Twice, because a timer of the loop may be early by the resolution of its clock.
             asyncio.get_running_loop().call_later(2 * INSTANT_S, self._resume_pushes)
 
     def _answer_mark(self, payload: bytes) -> bool:
-        """A pong came. Whether it answers a mark."""
+        """Take a pong. Returns whether it answers a mark."""
         transit = self._transit
         if transit is None or len(payload) != _MARK.size:
             return False
@@ -645,7 +647,7 @@ class WebSocketConnection(asyncio.Protocol):
 
 
 def websocket_class(connections: Connections) -> type[WebSocketConnection]:
-    """The class for `uvicorn.Config(ws=…)` whose connections belong to this connections."""
+    """Return the class for `uvicorn.Config(ws=…)`, bound to these connections."""
 
     class BoundWebSocketConnection(WebSocketConnection):
         __slots__ = ()

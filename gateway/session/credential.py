@@ -1,4 +1,4 @@
-"""The identity of a session and what it may use: credential, quota, name of its producer."""
+"""The identity of a session, and what it may use: credential, quota, name of its producer."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,13 +22,13 @@ from runtime.addresses import ClientAddress, name_of
 from runtime.loop.fairness import FrameRate
 
 STREAMS_MAX: Final = 1024
-"""Queues of a session in which something waits to be sent again. Of one more the oldest is
-forgotten."""
+"""Largest number of queues of a session with refused messages that have not come again. Beyond it
+the oldest queue is forgotten."""
 
 
 class SessionQuota:
-    """The limits of one session, from its `hello` to its end. `now` is monotonic seconds; an
-    `address` is where the client is now."""
+    """The limits of one session, from its `hello` to its end. `now` is monotonic seconds, and an
+    `address` is the client's present one."""
 
     __slots__ = ("_allowance", "_limiter", "_streams", "frame_rate")
 
@@ -36,21 +36,21 @@ class SessionQuota:
         self._limiter = limiter
         self._allowance: Allowance | None = None
         self._streams: dict[str, StreamOrder] | None = None
-        """The sequences that were over a limit and have not come again, by queue id; None: nothing
-        ever was."""
+        """Sequences that were over a limit and have not come again, by queue id; None if nothing
+        ever was over a limit."""
         self.frame_rate = FrameRate(limiter.session.frames)
 
     def guard_guess(self, address: ClientAddress, *, now: float) -> AbstractContextManager[None]:
-        """Count a wrong credential where the client is (Limiter.checking_credential)."""
+        """Count wrong credentials for the client's address (Limiter.checking_credential)."""
         return self._limiter.checking_credential(name_of(address.text), now=now)
 
     def begin(
         self, admission: Admission, address: ClientAddress, *, now: float, goes_on: bool = False
     ) -> None:
-        """Charge this admission from now on. `goes_on`: the session was here already.
+        """Charge this admission from now on. `goes_on`: whether the session was here already.
 
         Raises:
-            Refused: as Allowance.open; nothing has changed.
+            Refused: as Allowance.open does; then nothing has changed.
         """
         allowance = self._limiter.allowance(
             admission.principal,
@@ -63,7 +63,7 @@ class SessionQuota:
         self._allowance = allowance
 
     def end(self) -> None:
-        """Charge nothing any more. Nothing happens when it had not begun."""
+        """Charge nothing any more. Nothing happens if it had not begun."""
         if self._allowance is not None:
             self._allowance.close()
 
@@ -72,9 +72,9 @@ class SessionQuota:
     def charge_all(
         self, queue: Queue, messages: Sequence[Message], publishes: int, *, now: float
     ) -> Callable[[], None] | None:
-        """Charge several publishes that are to be one. Returns what to call when they are answered;
-        None: each is to be charged alone, because not all of them fit, or something of the queue
-        was refused and has not come again."""
+        """Charge several publishes as one. Returns the function to call when they are answered.
+        Returns None if each must be charged alone, because not all of them fit, or because
+        something of the queue was refused and has not come again."""
         if self._streams is not None and queue.queue_id in self._streams:
             return None
         assert self._allowance is not None
@@ -83,11 +83,11 @@ class SessionQuota:
     def charge(
         self, frame: frames.Publish, queue: Queue, *, now: float
     ) -> Callable[[], None] | None:
-        """Charge a publish. Returns what to call when it is answered; None: it has more messages
-        than are admitted at once (`charge_part`).
+        """Charge a publish. Returns the function to call when it is answered; None if it has more
+        messages than are admitted at once (`charge_part`).
 
         Raises:
-            Refused: nobody is charged; what comes behind it is refused, too (R7).
+            Refused: nothing was charged, and the publishes behind it are refused too (R7).
         """
         allowance, count = self._allowance, len(frame.messages)
         assert allowance is not None
@@ -102,10 +102,11 @@ class SessionQuota:
         self, frame: frames.Publish, queue: Queue, *, now: float
     ) -> tuple[Callable[[], None], int, Refused]:
         """Charge as many messages of a publish as are admitted at once, and refuse the others.
-        Returns what to call when it is answered, the number of those admitted, and the refusal.
+        Returns the function to call when it is answered, the number of those admitted, and the
+        refusal.
 
         Raises:
-            Refused: as `charge`.
+            Refused: as `charge` does.
         """
         assert self._allowance is not None
         most = self._allowance.messages_max(queue, now=now)
@@ -154,7 +155,7 @@ class SessionQuota:
 
 
 class SessionCredential:
-    """The admission of one session, which another one of the same principal may follow. The end of
+    """The admission of one session. Another one of the same principal may replace it. The end of
     its credential ends the session."""
 
     __slots__ = ("_account", "_auth", "_quota", "_session", "_wall", "admission")
@@ -169,8 +170,8 @@ class SessionCredential:
         *,
         wall: Callable[[], float],
     ) -> None:
-        """`session`: what the end of the credential ends. `admission` None: a credential is owed.
-        `wall`: unix seconds."""
+        """The end of the credential ends `session`. `admission` is None if a credential has to
+        follow. `wall` returns unix seconds."""
         self._session = session
         self._auth = auth
         self._account = account
@@ -190,7 +191,7 @@ class SessionCredential:
         """Check a token or ticket at `now` (monotonic seconds), and take the admission it gives.
 
         Raises:
-            Refused: unauthorized; rate_limited: too many from there were wrong.
+            Refused: unauthorized; rate_limited if too many from this address were wrong.
         """
         try:
             admission = self._check(token, address, now)
@@ -204,7 +205,7 @@ class SessionCredential:
         """Check and take another credential of the same principal, in a session that is open.
 
         Raises:
-            Refused: unauthorized, rate_limited; forbidden: it is another principal's.
+            Refused: unauthorized, rate_limited; forbidden if it is another principal's.
         """
         try:
             admission = self._check(token, address, now)
@@ -213,7 +214,8 @@ class SessionCredential:
                 self._account.reject(error)
             raise
         if self.admission is None or admission.principal != self.admission.principal:
-            raise Refused("forbidden", "a session stays its principal's: open another one")
+            detail = "the credential is another principal's: open another session for it"
+            raise Refused("forbidden", detail)
         self.take(admission)
         self._quota.begin(admission, address, now=now, goes_on=True)
         return admission
@@ -223,7 +225,7 @@ class SessionCredential:
             return self._auth.check_hello(token, now=now, wall=self._wall())
 
     def take(self, admission: Admission) -> None:
-        """Be here by this admission from now on."""
+        """Use this admission from now on."""
         self._set(admission)
         self._account.admit(admission)
 
@@ -234,7 +236,7 @@ class SessionCredential:
             self._auth.track(admission.credential, self._session)
 
     def end(self) -> None:
-        """Let the end of the credential end nothing any more. Nothing happens the second time."""
+        """Separate the session from its credential. Nothing happens the second time."""
         self._leave()
         self._session = None  # no circle is left for the garbage collector
 
@@ -244,7 +246,7 @@ class SessionCredential:
 
 
 def producer_id(principal: Principal, name: str) -> bytes:
-    """Name a producer in 16 bytes: the same after a reconnect, another one for every tenant and
-    principal, so that nobody can use up somebody else's sequences (R6)."""
+    """Name a producer in 16 bytes. The name is the same after a reconnect. It differs for every
+    tenant and principal, so that nobody can use up somebody else's sequences (R6)."""
     parts = msgspec.json.encode([principal.tenant, principal.name, name])
     return blake2b(parts, digest_size=16, person=b"tocsin-producer").digest()

@@ -1,12 +1,12 @@
 """Sessions by their id, and those that are between two transports.
 
-A session outlives its socket: who lost it comes back, over either transport, with the session's id
-in `hello`, and finds its subscriptions, its place in its groups and what it holds. Until then a
-`DetachedTransport` stands where the transport was. It takes nothing, and after `linger_s` the
-session ends.
+A session outlives its socket. A client that lost the socket comes back, over either transport, with
+the session's id in `hello`. It finds its subscriptions, its places in its groups and what it holds.
+Until then a `DetachedTransport` takes the place of the transport. It takes nothing, and after
+`linger_s` the session ends.
 
-It may come back to another gateway, or to this one after its restart: there it keeps its name, by
-which its place in its groups waits for it.
+A client may come back to another gateway, or to this one after a restart. There the session keeps
+its name, by which its places in its groups wait for it.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 
 
 def new_session_id() -> str:
-    """128 random bits: whoever knows it was told."""
+    """Return 128 random bits as text. Nobody can guess them."""
     return secrets.token_urlsafe(16)
 
 
 def is_session_id(text: str) -> bool:
-    """Whether a gateway may have given it."""
+    """Whether the text has the form of a session's id."""
     return _ID.fullmatch(text) is not None
 
 
@@ -59,13 +59,13 @@ class ResumableSession(Protocol):
     def account(self) -> SessionAccounting: ...
 
     def describe(self) -> SessionDescription:
-        """For looking at."""
+        """Describe it for operators."""
 
     def end(self) -> None:
         """End it."""
 
     def on_transport_lost(self) -> None:
-        """Note that the transport is gone without a word of the client that this is the end."""
+        """Note that the transport is gone, and that the client did not end the session."""
 
     def reattach(
         self,
@@ -82,10 +82,10 @@ class SessionDirectory:
 
     def __init__(self) -> None:
         self._by_id: dict[tuple[str, str], ResumableSession] = {}
-        """Sessions by tenant and id: whether another tenant has one is nobody's business (P11)."""
+        """Sessions by tenant and id, so that no tenant learns of another one's ids (P11)."""
         self._lingering: dict[tuple[str, str], DetachedTransport] = {}
         self.is_draining = False
-        """The gateway goes down: a client that comes back comes to the next one."""
+        """Whether the gateway goes down, so that clients come back to another one."""
 
     def __len__(self) -> int:
         return len(self._lingering)
@@ -95,26 +95,25 @@ class SessionDirectory:
         self._by_id[_place(session)] = session
 
     def discard(self, session: ResumableSession) -> None:
-        """Remove a session that has ended. Not there: nothing happens."""
+        """Remove a session that has ended. Nothing happens if it is unknown."""
         if self._by_id.get(_place(session)) is session:
             del self._by_id[_place(session)]
 
     def is_free(self, session_id: str, principal: Principal) -> bool:
-        """Whether it is an id as a gateway gives them, and no session of the principal's tenant has
-        it, whoever's that is."""
+        """Whether this is a valid id that no session of the principal's tenant has."""
         return is_session_id(session_id) and (principal.tenant, session_id) not in self._by_id
 
     def find(self, session_id: str, principal: Principal) -> ResumableSession | None:
-        """The session of this id, where it belongs to the one who asks (P11)."""
+        """Return the session of this id if it is the principal's own; else None (P11)."""
         session = self._by_id.get((principal.tenant, session_id))
         return session if session is not None and session.principal == principal else None
 
     def page(
         self, principal: Principal, limit: int, after: str, *, whole_tenant: bool = False
     ) -> SessionList:
-        """Up to `limit` of this principal's sessions, or of its tenant's, whose id comes behind
-        `after`, by id (P11). Fewer, where they have many subscriptions: those of a page are shown
-        in one go (P9)."""
+        """Return up to `limit` of this principal's sessions, or of its tenant's, by id, from behind
+        `after` on (P11). A page with many subscriptions has fewer sessions, because it is made in
+        one go (P9)."""
         behind = [
             session_id
             for (tenant, session_id), session in self._by_id.items()
@@ -134,7 +133,7 @@ class SessionDirectory:
         return SessionList(sessions=shown, next=shown[-1].session if more else None)
 
     def linger(self, session: ResumableSession, linger_s: float) -> "DetachedTransport":
-        """Return what takes the place of a session's lost transport for `linger_s` seconds."""
+        """Return the transport that takes the place of a lost one for `linger_s` seconds."""
         lingering = DetachedTransport(self, session, linger_s)
         self._lingering[_place(session)] = lingering
         return lingering
@@ -144,7 +143,8 @@ class SessionDirectory:
         self._lingering.pop(_place(session), None)
 
     def end_lingering(self) -> None:
-        """The gateway goes down: who has no transport cannot be told to come back (P14)."""
+        """Move all lingering sessions away, because the gateway goes down and a client without a
+        transport cannot be asked to come back (P14)."""
         self.is_draining = True
         for lingering in list(self._lingering.values()):
             lingering.move()
@@ -169,16 +169,16 @@ class DetachedTransport:
         self._sessions = sessions
         self._session = session
         self.until_unix_ms = int((time.time() + linger_s) * 1000)
-        """When it ends if nobody comes back."""
+        """Time at which it ends if its client does not come back."""
         self._timer = asyncio.get_running_loop().call_later(linger_s, self.end)
 
     def end(self) -> None:
-        """End the session: its client has not come back."""
+        """End the session, because its client has not come back."""
         self._leave()
         self._session.end()
 
     def move(self) -> None:
-        """Move the session: its client cannot come back here."""
+        """Move the session to another gateway, because its client cannot come back here."""
         self._leave()
         self._session.on_transport_lost()
 
@@ -189,42 +189,42 @@ class DetachedTransport:
     # --- SessionTransport ------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        """Drop a frame: the client finds out when it comes back."""
+        """Drop a frame. The client learns the state when it comes back."""
 
     def writable(self) -> bool:
-        """Nothing may be pushed."""
+        """Always False, because nothing can be pushed."""
         return False
 
     def ping(self) -> None:
-        """Do nothing: there is no client."""
+        """Do nothing, because there is no client."""
 
     def taken_bytes(self) -> int | None:
-        """Nothing is on its way."""
+        """Return None, because nothing is on its way."""
         return None
 
     def lease_start(self, given_at: float) -> float | None:
-        """Nothing is on its way: leases count from when it was given."""
+        """Return `given_at`, because nothing is on its way."""
         return given_at
 
     def on_named(self, given_at: float) -> None:
-        """Nothing is on its way."""
+        """Do nothing, because nothing is on its way."""
 
     def pause_reading(self) -> None:
-        """Nothing is read."""
+        """Do nothing, because nothing is read."""
 
     def resume_reading(self) -> None:
-        """Nothing is read."""
+        """Do nothing, because nothing is read."""
 
     def close(self, close: Close) -> None:
-        """The session ends, and nobody hears of it."""
+        """End the session. No client is notified."""
         self.end()
 
     def adopt(self, session: object) -> None:
-        """No session ever moves here by itself."""
+        """Fail, because no session can resume without a transport."""
         raise AssertionError("a session cannot resume without a transport")
 
     def detach(self, close: Close) -> None:
-        """The client came back."""
+        """End the lingering, because the client came back."""
         self._leave()
 
 
@@ -237,12 +237,12 @@ class SessionServices:
     broker_name: str = "tocsin"
     timing: Timing = field(default_factory=Timing)
     wall: Callable[[], float] = time.time
-    """The clock: unix seconds."""
+    """The clock, in unix seconds."""
     sessions: SessionDirectory = field(default_factory=SessionDirectory)
     accounting: AccountingWriter = field(default_factory=AccountingWriter)
     limiter: Limiter = field(default_factory=Limiter)
     arrivals: ArrivalGate = field(default_factory=ArrivalGate)
 
     def has_queue(self, principal: Principal, name: str) -> bool:
-        """Whether there is a queue of this name, to this principal."""
+        """Whether this principal has a queue of this name."""
         return has_queue(self.broker.metadata, principal, name)

@@ -1,8 +1,8 @@
 """A client's session: the shell between its SessionProtocol and the broker.
 
-The protocol's effects come in, calls to publisher, groups and readers go out, and their outcomes
-become answers. A session has one SessionTransport at a time, and is the SessionPort that consumers
-and readers push to. All of it runs on the event loop; only opening a subscription, making a queue
+The protocol's effects come in. Calls to publisher, groups and readers go out, and their outcomes
+become answers. A session has one SessionTransport at a time. It is the SessionPort that consumers
+and readers push to. All of it runs on the event loop. Only opening a subscription, making a queue
 and finding out what a client still holds are tasks.
 """
 
@@ -42,7 +42,7 @@ logger = logging.getLogger("tocsin.session")
 
 
 class Session:
-    """A client's session. `admission`: None where a credential is still owed in `hello`."""
+    """A client's session. `admission` is None if `hello` still has to bring a credential."""
 
     __slots__ = (
         "_credential",
@@ -85,7 +85,7 @@ class Session:
         self.linger_s = 0.0
         self.opened_unix_ms = int(services.wall() * 1000)
         self.refusal: Refused | None = None
-        """Why it was not welcomed, when a limit was reached."""
+        """Reason why it was not welcomed, if a limit was reached."""
         self._services = services
         self._metadata = broker.metadata
         self._publisher = broker.publisher
@@ -104,30 +104,30 @@ class Session:
         self._new_queues: dict[str, list[frames.Publish]] | None = None
         """Publishes that wait until it is known whether their queue may be made, by queue."""
         self._producer: bytes | None = None
-        """None: the client has not named one."""
+        """None if the client has not named one."""
         self._origin_tracker: OriginTracker | None = None
-        """None: it has published nothing that was logged."""
+        """None if it has published nothing that was logged."""
         # The loop keeps only a weak reference to a task.
         self._tasks: set[asyncio.Task[None]] | None = None
         self._pending_answers = 0
-        """Publishes and confirmed acks whose answer the client awaits."""
+        """Number of publishes and confirmed acks whose answer the client awaits."""
         self._is_draining = self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<Session {self.session_id} {self._protocol!r}>"
 
-    # --- Who it is ------------------------------------------------------------------------------
+    # --- Identity -------------------------------------------------------------------------------
 
     @property
     def admission(self) -> Admission:
-        """The admission of its client. Not to be used before `hello` has been accepted (P11)."""
+        """The admission of its client. It must not be used before `hello` was accepted (P11)."""
         admission = self._credential.admission
         assert admission is not None
         return admission
 
     @property
     def principal(self) -> Principal:
-        """The principal of its client; not to be used before either."""
+        """The principal of its client. It must not be used before `hello` was accepted."""
         return self.admission.principal
 
     @property
@@ -137,17 +137,17 @@ class Session:
 
     @property
     def received_at(self) -> float:
-        """When something arrived last, by the loop's clock."""
+        """Time of the last arrival of anything, by the loop's clock."""
         return self._protocol.received_at
 
     @property
     def transport(self) -> Transport | None:
-        """The kind of transport that carries it; None: none does."""
+        """The kind of transport that carries it; None if none does."""
         return self._transport.transport
 
     @property
     def carrier(self) -> SessionTransport | None:
-        """The transport that carries its frames; None: the session is over."""
+        """The transport that carries its frames; None if the session is over."""
         return None if self._is_closed else self._transport
 
     def describe(self) -> SessionDescription:
@@ -168,13 +168,13 @@ class Session:
             subscriptions=self._subscriptions.describe(),
         )
 
-    # --- SessionPort: what consumers and readers use --------------------------------------------
+    # --- SessionPort, used by consumers and readers ---------------------------------------------
 
     def send(self, frame: bytes) -> None:
         self._transport.send(frame)
 
     def writable(self) -> bool:
-        """Whether it may be pushed to. A draining session is given nothing more (P14)."""
+        """Whether pushes may come now. A draining session is given nothing more (P14)."""
         return not (self._is_draining or self._is_closed) and self._transport.writable()
 
     def lease_start(self, given_at: float) -> float | None:
@@ -188,13 +188,14 @@ class Session:
         self._transport.on_named(given_at)
 
     def on_empty(self) -> None:
-        """Close soon if the session is draining (P14), in the next turn of the loop: in this one
-        the ack that did it is yet to be answered."""
+        """Close soon if the session is draining (P14). It closes in the next turn of the loop,
+        because the last ack has yet to be answered in this one."""
         if self._is_draining:
             asyncio.get_running_loop().call_soon(self._close_if_drained)
 
     def on_moved(self) -> None:
-        """End here in the next turn of the loop, because groups are asking."""
+        """End at this gateway, because the session goes on at another one. That is done in the next
+        turn of the loop, because groups are calling."""
         asyncio.get_running_loop().call_soon(self._move_away)
 
     def _move_away(self) -> None:
@@ -202,10 +203,10 @@ class Session:
             self._transport.detach(frames.REPLACED)
             self._leave(moves=True)
 
-    # --- What the transport calls ---------------------------------------------------------------
+    # --- Calls by the transport -----------------------------------------------------------------
 
     def receive(self, *messages: bytes, now: float) -> int:
-        """Process whole text messages. Returns the number of their frames that are no publishes."""
+        """Process whole text messages. Returns how many of their frames are no publishes."""
         protocol, before = self._protocol, self._protocol.other_frames
         self._process([effect for data in messages for effect in protocol.receive(data, now=now)])
         return protocol.other_frames - before
@@ -223,16 +224,16 @@ class Session:
         return self._quota.frame_rate.charge(count, self._subscriptions.given_total, now=now)
 
     def on_bytes(self, *, now: float) -> None:
-        """Note bytes that are no message, or not yet."""
+        """Note bytes that are no message, or no complete one."""
         self._protocol.on_bytes(now=now)
 
     def on_part(self, *, now: float) -> None:
-        """Note a part of a message, behind `on_bytes`."""
+        """Note a part of a message, after `on_bytes`."""
         if self._protocol.on_part(now=now):
             self.send(frames.pong(None, self._delivery_log.clock_unix_us()))
 
     def next_deadline(self) -> float | None:
-        """When to call `expire`; None: never."""
+        """Return when to call `expire`; None for never."""
         return self._protocol.next_deadline()
 
     def expire(self, *, now: float) -> None:
@@ -242,7 +243,7 @@ class Session:
             self._apply([effect])
 
     def on_writable(self) -> None:
-        """Push again: the transport takes more."""
+        """Push again, because the transport takes more."""
         if not (self._is_draining or self._is_closed):
             self._subscriptions.pump()
 
@@ -263,7 +264,8 @@ class Session:
                 self._report_bug(getattr(one, "ref", None))
 
     def _dispatch(self, one: Input) -> None:
-        """Carry out one input. The most frequent come first: a case that does not match costs."""
+        """Carry out one input. The most frequent ones come first, because a case that does not
+        match costs time."""
         match one:
             case frames.Publish():
                 self._publish(one)
@@ -303,7 +305,7 @@ class Session:
     # --- Answers --------------------------------------------------------------------------------
 
     def _refuse(self, error: TocsinError, ref: int | None, queue: str | None = None) -> None:
-        """Say that it was not done, and why. `queue`: its queue's name."""
+        """Answer with an error. `queue` is the name of the queue that it is about."""
         self.account.count_refusal(error.code.name, queue)
         self.send(frames.error(error, ref))
 
@@ -380,8 +382,9 @@ class Session:
         self._welcome(None)
 
     def _reattach_transport(self, hello: frames.Hello, name: str) -> bool:
-        """Hand the transport to the session that the client comes back to, when it is here (True):
-        then this one is over. When it is not, this one takes its name, if that is free."""
+        """Hand the transport to the session that the client comes back to. Returns whether it is
+        here; then this one is over. If it is not here, this one takes its name, if that is
+        free."""
         sessions = self._services.sessions
         session = sessions.find(name, self.principal)
         if session is None:
@@ -419,7 +422,7 @@ class Session:
         )
 
     def _renew(self, frame: frames.Auth) -> None:
-        """Take another token of the same principal, before the end of the one before (P11)."""
+        """Take another token of the same principal, before the old one ends (P11)."""
         now = self.received_at  # when the frame came
         admission = self._credential.renew(frame.token, self._transport.address, now=now)
         self._protocol.right_ends = now + admission.lasts_s
@@ -431,7 +434,7 @@ class Session:
     def _publish(self, frame: frames.Publish) -> None:
         """Submit a publish behind those before it (R7)."""
         if frame.sequence is not None and self._producer is None:
-            raise Refused("invalid_request", "a sequence needs the name of a producer, in hello")
+            raise Refused("invalid_request", "a sequence needs a producer: name one in hello")
         if self._new_queues is not None and frame.queue in self._new_queues:
             self._new_queues[frame.queue].append(frame)  # behind those that wait (R7)
             return
@@ -447,8 +450,8 @@ class Session:
             self._submit(frame, queue, keys)
 
     def _publish_coalesced(self, publishes: CoalescedPublish) -> None:
-        """Submit several publishes as one; or one after the other, when something has to be judged
-        frame by frame. Raises nothing: each is answered."""
+        """Submit several publishes as one, or one after another if something has to be judged frame
+        by frame. Raises nothing, because each is answered."""
         try:
             if not self._submit_coalesced(publishes):
                 self._apply(publishes.frames)
@@ -471,7 +474,7 @@ class Session:
             queue = self._metadata.find_queue(admission.principal, whole.queue)
         except TocsinError:
             return False
-        # Of several clusters one may be away: what goes to the others does not wait for it.
+        # One of several clusters may be away, and publishes to the others do not wait for it.
         if len(queue.clusters) > 1:
             return False
         release = self._quota.charge_all(
@@ -487,7 +490,7 @@ class Session:
         if release is not None:
             self._submit_charged(frame, queue, keys, (frame,), release)
             return
-        # What a rate admits at once goes; the rest is refused in its place, and comes again (R5).
+        # Messages that the rate admits are published. The rest is refused in its place (R5).
         release, most, refused = self._quota.charge_part(frame, queue, now=self.received_at)
         first = msgspec.structs.replace(frame, messages=frame.messages[:most])
         beyond = (refused, len(frame.messages) - most)
@@ -503,7 +506,8 @@ class Session:
         *,
         beyond: tuple[Refused, int] | None = None,
     ) -> None:
-        """Publish `merged`, then answer each frame. `beyond`: the refusal of messages behind it."""
+        """Publish `merged`, then answer each frame. `beyond` is the refusal of messages behind
+        it, and their number."""
         self._pending_answers += len(to_answer)
         try:
             publish = PendingPublish(
@@ -557,8 +561,8 @@ class Session:
             place += count
 
     def _await_queue(self, frame: frames.Publish) -> None:
-        """Put a publish aside: its queue does not exist, and perhaps it may be made. Nothing more
-        is read meanwhile, which bounds what waits to what had already been read (P9)."""
+        """Put a publish aside, because its queue does not exist and perhaps may be made. Nothing
+        more is read meanwhile, so that only what had been read already waits (P9)."""
         if self._new_queues is None:
             self._new_queues = {}
         self._new_queues[frame.queue] = [frame]
@@ -621,12 +625,12 @@ class Session:
         self._subscriptions.grant(number, frame.credit)
 
     def _is_gone(self, transport: SessionTransport) -> bool:
-        """Whether the answer would reach nobody: a client that comes back subscribes again."""
+        """Whether the answer would reach nobody. A client that comes back subscribes again."""
         return self._is_closed or self._transport is not transport
 
     def _unsubscribe(self, frame: frames.Unsubscribe) -> None:
-        """Return its deliveries to the group. Answered when all that was said of them is durable,
-        and what had started has been counted."""
+        """Return its deliveries to the group. The answer comes when all acks and nacks of them are
+        durable, and started deliveries have been counted."""
         self._pending_answers += 1
         done = partial(self._complete, frames.ok(frame.ref))
         self._subscriptions.leave(frame.subscription, done=done)
@@ -637,7 +641,7 @@ class Session:
 
     def _nack(self, frame: frames.Nack) -> None:
         if frame.reject and frame.delay_s is not None:
-            raise Refused("invalid_request", "delay_s: what is rejected is not tried again")
+            raise Refused("invalid_request", "delay_s: a rejected message is not tried again")
         self._settle(frame, partial(self._subscriptions.nack, frame))
 
     def _settle(
@@ -645,7 +649,7 @@ class Session:
         frame: frames.Ack | frames.Nack,
         act: Callable[[Callable[[Settlement], None] | None], Settlement],
     ) -> None:
-        """Carry out an ack or nack; with a `ref` it is answered when it is durable."""
+        """Carry out an ack or nack. With a `ref` it is answered when it is durable."""
         if frame.ref is None:
             self._answer_settlement(frame, act(None))
             return
@@ -676,7 +680,7 @@ class Session:
         elif settled.not_delivered:
             self.account.count_refusal("not_delivered")
 
-    # --- What a client that came back holds -----------------------------------------------------
+    # --- Deliveries that a returned client holds ------------------------------------------------
 
     def _apply_held(self, frame: frames.Held) -> None:
         """Take what the client holds of a subscription, which then goes on (R22)."""
@@ -694,9 +698,9 @@ class Session:
     async def _adopt(
         self, frame: frames.Held, revoked: Awaitable[DeliveryList], waiting: list[Input]
     ) -> None:
-        """Answer a `held` whose deliveries are of an epoch before: partitions are being owned, and
-        the log is read for keys. What the client says of the subscription meanwhile waits in
-        order: acks of what it holds come to those who know it."""
+        """Answer a `held` with deliveries of an earlier epoch, for which partitions are owned and
+        keys are read from the log. The client's further frames for the subscription wait in order,
+        so that acks of what it holds find their deliveries."""
         answer = b""
         try:
             answer = frames.ok(frame.ref, revoked=await revoked)
@@ -715,9 +719,9 @@ class Session:
     # --- Between two transports -----------------------------------------------------------------
 
     def on_transport_lost(self) -> None:
-        """Linger, or end: the transport is gone without a word that this is the end. A session with
-        a place in a group keeps it for a while: here, or at the next gateway when this one goes
-        down."""
+        """Linger or end, because the transport is gone and the client did not end the session. A
+        session with a place in a group keeps it for a while. It keeps it here, or at another
+        gateway if this one goes down."""
         can_linger = self.is_welcome and self._subscriptions.has_consumers and self.linger_s > 0
         if not can_linger or self._is_draining or self._services.sessions.is_draining:
             self._leave(moves=can_linger)
@@ -738,8 +742,8 @@ class Session:
         producer: bytes | None,
         admission: Admission,
     ) -> None:
-        """Go on over this transport, with the rights that the client has shown now. A transport
-        that is still there is the one that nobody reads any more."""
+        """Go on over this transport, with the rights that the client has shown now. An old
+        transport that is still there is detached, because its client reads it no more."""
         self._transport.detach(frames.REPLACED)
         self._suspend()
         self._transport = transport
@@ -760,8 +764,8 @@ class Session:
 
     # enforces: P14
     def drain(self, reconnect_after_s: float) -> None:
-        """Tell the client to come back elsewhere, give it nothing more, and close as soon as what
-        it has is settled and what it asked is answered (P14)."""
+        """Ask the client to come back elsewhere, and give it nothing more. Close as soon as its
+        deliveries are settled and its requests are answered (P14)."""
         if self._is_closed or self._is_draining:
             return
         self._is_draining = True
@@ -778,7 +782,7 @@ class Session:
     def revoked(self) -> None:
         if not self._is_closed:
             self._transport.close(frames.REVOKED)
-            self.end()  # also where its socket is lost, and that is not noted yet
+            self.end()  # also if its socket is lost, and that is not noted yet
 
     def end(self) -> None:
         """End the session and leave everything. Nothing happens the second time."""

@@ -1,7 +1,7 @@
 """The subscriptions of one session: its consumers and readers, by number.
 
-Each is opened by a `subscribe`, given credit, settled, and left; after the session came back over
-another transport, its client says of each consumer what it holds (R22).
+Each is opened by a `subscribe`, given credit, settled, and left. When the session comes back over
+another transport, its client says for each consumer what it holds (R22).
 """
 
 import logging
@@ -30,7 +30,7 @@ SettlementFrame = frames.Ack | frames.Nack | frames.Extend
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRight:
-    """The right that a subscription needs as long as it lasts (P11)."""
+    """The right that a subscription needs while it lasts (P11)."""
 
     queue: str
     is_reader: bool
@@ -43,7 +43,7 @@ class SubscriptionRight:
 
     # enforces: P11
     def check(self, rights: Rights) -> None:
-        """Raises Refused(forbidden), whether or not there is such a queue."""
+        """Check the right. Raises Refused(forbidden), whether or not there is such a queue."""
         if self.is_reader:
             rights.check_keys("read", self.queue, self.keys)
         else:
@@ -52,8 +52,8 @@ class SubscriptionRight:
 
 class Subscriptions:
     """The consumers and readers of one session, whose SessionProtocol has judged every number
-    before. The session is handed in, and not kept: an ended one leaves no circle behind, and the
-    garbage collector does not come to a thousand of them at once."""
+    before. The session is handed in, and not kept. So an ended one leaves no circle of references,
+    and the garbage collector never meets a thousand of them at once."""
 
     __slots__ = ("_broker", "_consumers", "_credential", "_opening", "_readers", "_required_rights")
 
@@ -69,11 +69,11 @@ class Subscriptions:
     # --- Opening --------------------------------------------------------------------------------
 
     async def open(self, session: SessionPort, frame: frames.Subscribe) -> bytes:
-        """Open what a `subscribe` asks for, without credit, so that no push comes before its
+        """Open the subscription of a `subscribe`, without credit, so that no push comes before its
         answer. Returns the answer.
 
         Raises:
-            TocsinError: it was not made, and why.
+            TocsinError: it was not opened.
         """
         self._opening[frame.subscription] = None
         try:
@@ -117,15 +117,15 @@ class Subscriptions:
         )
 
     def _check_wanted(self, number: int) -> None:
-        """Raises Refused: its answer would reach nobody any more."""
+        """Raise Refused if its answer would reach nobody any more."""
         if number not in self._opening:
             raise Refused("not_subscribed", "the session has ended, or its transport")
 
     async def _find_or_make_group(
         self, session: SessionPort, frame: frames.Subscribe, name: str, queue: Queue
     ) -> Group:
-        """Find the group, or make it, because this is its first subscribe (R11): only then `start`
-        and `deletes_max` count."""
+        """Find the group, or make it if this is its first subscribe (R11). Only then `start` and
+        `deletes_max` count."""
         principal = session.principal
         try:
             return self._broker.metadata.find_group(principal, queue, name)
@@ -166,21 +166,21 @@ class Subscriptions:
     # --- Living ---------------------------------------------------------------------------------
 
     def grant(self, subscription: int, granted_total: int) -> None:
-        """Credit, absolute (R25)."""
+        """Grant credit, as an absolute number (R25)."""
         if subscription in self._consumers:
             self._consumers[subscription].grant(granted_total)
         else:
             self._readers[subscription].grant(granted_total)
 
     def pump(self) -> None:
-        """The link takes pushes again."""
+        """Push again, because the transport takes pushes."""
         for consumer in list(self._consumers.values()):
             consumer.pump()
         for reader in list(self._readers.values()):
             reader.pump()
 
     def unsettled(self) -> int:
-        """Deliveries that were given and have neither been settled nor returned."""
+        """Return the number of deliveries that were neither settled nor returned."""
         return sum(consumer.unsettled() for consumer in self._consumers.values())
 
     def given_total(self) -> int:
@@ -189,13 +189,13 @@ class Subscriptions:
         return sum(one.given_total for one in every)
 
     def ack(self, frame: frames.Ack, confirmed: Callable[[Settlement], None] | None) -> Settlement:
-        """Settle; `confirmed` is called when that is durable."""
+        """Settle deliveries. `confirmed` is called when that is durable."""
         return self._consumer(frame).ack(frame.deliveries, frame.started, confirmed)
 
     def nack(
         self, frame: frames.Nack, confirmed: Callable[[Settlement], None] | None
     ) -> Settlement:
-        """Return to the group; `confirmed` is called when that is durable."""
+        """Return deliveries to the group. `confirmed` is called when that is durable."""
         return self._consumer(frame).nack(
             frame.deliveries,
             frame.delay_s,
@@ -205,27 +205,28 @@ class Subscriptions:
         )
 
     def extend(self, frame: frames.Extend) -> Settlement:
-        """Prolong leases, mark what has started."""
+        """Prolong leases, and mark deliveries whose handlers have started."""
         return self._consumer(frame).extend(frame.deliveries, frame.started, frame.lease_s)
 
     def _consumer(self, frame: SettlementFrame | frames.Held) -> Consumer:
         consumer = self._consumers.get(frame.subscription)
         if consumer is None:
             raise Refused(
-                "invalid_request", f"subscription {frame.subscription} is a reader: nothing settles"
+                "invalid_request",
+                f"subscription {frame.subscription} is a reader, which settles nothing",
             )
         return consumer
 
     def describe(self) -> list[SubscriptionDescription]:
-        """For looking at, by number."""
+        """Describe them for operators, by number."""
         every: dict[int, Consumer | Reader] = {**self._consumers, **self._readers}
         return [every[number].subscription_facts() for number in sorted(every)]
 
     # --- Rights ---------------------------------------------------------------------------------
 
     def check_rights(self) -> None:
-        """End what the session's rights, which are others now, do not cover, as where its queue is
-        deleted. The client hears of it, and its number is free when it unsubscribes."""
+        """End the subscriptions that the session's new rights do not cover, as if their queue were
+        deleted. The client is notified. A number is free again when the client unsubscribes."""
         for number, needed in list(self._required_rights.items()):
             try:
                 needed.check(self._credential.rights)
@@ -256,8 +257,9 @@ class Subscriptions:
                 consumer.leave()
 
     def suspend(self) -> list[int]:
-        """The transport is gone: consumers keep what they have and are given nothing; readers,
-        which begin anew wherever the client says, end. Returns the numbers of these."""
+        """Suspend all, because the transport is gone. Consumers keep what they have and are given
+        nothing. Readers end, because the client says anew where they start. Returns the numbers
+        of the readers."""
         self.cancel_opening()
         for consumer in self._consumers.values():
             consumer.suspend()
@@ -267,7 +269,7 @@ class Subscriptions:
         return readers
 
     def await_held(self, *subscriptions: int) -> None:
-        """The client is there again, and has to say what it holds; of these, or of all."""
+        """Wait for what the returned client holds, of these subscriptions or of all."""
         for number in subscriptions or self._consumers:
             if number in self._consumers:
                 self._consumers[number].await_held()
@@ -275,7 +277,7 @@ class Subscriptions:
     def hold(
         self, frame: frames.Held, deliveries: DeliveryList
     ) -> DeliveryList | Awaitable[DeliveryList]:
-        """Hand on what the client holds, named in this frame and those before (Consumer.hold)."""
+        """Hand on what the client holds, by this frame and earlier ones (Consumer.hold)."""
         return self._consumer(frame).hold(frame.received, deliveries)
 
     # --- Leaving --------------------------------------------------------------------------------
@@ -283,8 +285,8 @@ class Subscriptions:
     def leave(
         self, subscription: int, *, moves: bool = False, done: Callable[[], None] | None = None
     ) -> None:
-        """End one; what is unsettled returns to its group. For `moves` and `done` see
-        Consumer.leave."""
+        """End a subscription. Its unsettled messages return to the group. `moves` and `done` are
+        those of Consumer.leave."""
         self._required_rights.pop(subscription, None)
         consumer = self._consumers.pop(subscription, None)
         if consumer is not None:
@@ -295,8 +297,8 @@ class Subscriptions:
             done()
 
     def leave_all(self, session_id: str, *, moves: bool = False) -> None:
-        """End all subscriptions. Raises nothing: when one cannot leave, the others must all the
-        same, or their deliveries wait for a dead session."""
+        """End all subscriptions. Raises nothing, because the others must leave even if one cannot,
+        or their deliveries would wait for a dead session."""
         self.cancel_opening()
         for subscription in (*self._consumers, *self._readers):
             try:
@@ -306,8 +308,8 @@ class Subscriptions:
 
 
 def settlement_answer(frame: SettlementFrame, settled: Settlement) -> bytes | None:
-    """Encode the one answer to an ack, nack or extend. None: it has no `ref`, and nothing is wrong
-    with it."""
+    """Encode the one answer to an ack, nack or extend. None if it has no `ref` and nothing is
+    wrong with it."""
     if not settled.durable:
         return frames.error(
             Unknown("a new owner came in between: what comes again is not settled"), frame.ref
@@ -337,15 +339,15 @@ class _HeldList:
     deliveries: DeliveryList
     range_count: int = 0
     named_frames: int = 0
-    """Frames that named deliveries."""
+    """Number of frames that named deliveries."""
 
 
 class ResumeState:
-    """State of a client's return: what it says that it holds, a subscription at a time (R22).
+    """State of a client's return: the deliveries that it holds, by subscription (R22).
 
-    A list comes in several `held` frames; all lists that are not complete share one bound (P9).
-    When the client held its deliveries under an epoch before, finding out which of them are still
-    its own takes a moment, and what it says of the subscription meanwhile is deferred."""
+    A list comes in several `held` frames. All incomplete lists share one bound (P9). If the client
+    held its deliveries under an earlier epoch, finding out which of them are still its own takes a
+    moment. Its further frames for that subscription are deferred meanwhile."""
 
     __slots__ = ("_lists", "_subscriptions", "deferred")
 
@@ -353,13 +355,13 @@ class ResumeState:
         self._subscriptions = subscriptions
         self._lists: dict[int, _HeldList] = {}
         self.deferred: dict[int, list[Input]] = {}
-        """Frames of subscriptions that are being looked into, in the order of their coming."""
+        """Deferred frames of such subscriptions, in the order in which they came."""
 
     def add(self, frame: frames.Held) -> DeliveryList | None:
         """Take one frame. Returns the whole list when it is complete, None when others follow.
 
         Raises:
-            Refused: too much, or no delivery list; nothing has changed.
+            Refused: too many deliveries, or no delivery list; then nothing has changed.
         """
         check_deliveries(frame.deliveries)
         number = frame.subscription
@@ -379,22 +381,22 @@ class ResumeState:
         return None
 
     def drop(self, subscription: int) -> None:
-        """Forget the list of a subscription: it is carried out, or the subscription has ended, and
-        the list means nothing to the next one of its number."""
+        """Forget the list of a subscription, because it was carried out, or the subscription has
+        ended. It means nothing to the next subscription of this number."""
         self._lists.pop(subscription, None)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is deferred: nothing more is to be read."""
+        """Whether something is deferred, so that nothing more must be read."""
         return any(self.deferred.values())
 
     def begin_deferring(self, subscription: int) -> list[Input]:
-        """Defer what is said of a subscription from now on. Returns what it will be."""
+        """Defer further frames of a subscription from now on. Returns the list that they go to."""
         waiting = self.deferred[subscription] = []
         return waiting
 
     def defer_input(self, one: Input) -> bool:
-        """Whether this is about such a subscription; then it is kept."""
+        """Defer an input if it is about such a subscription. Returns whether it was deferred."""
         waiting = self.deferred.get(getattr(one, "subscription", -1))
         if waiting is None:
             return False
@@ -402,16 +404,17 @@ class ResumeState:
         return True
 
     def end_deferring(self, subscription: int, waiting: list[Input]) -> bool:
-        """Whether `waiting` is still what is deferred of the subscription. Nothing more is then."""
+        """End the deferring of a subscription. Returns whether `waiting` was still its list; if
+        not, nothing is done."""
         if self.deferred.get(subscription) is not waiting:
             return False
         del self.deferred[subscription]
         return True
 
     def clear(self) -> list[int]:
-        """Forget what was said and not yet carried out, since the transport is gone; but for what
-        the protocol has judged already: a subscription that was unsubscribed has left. Returns the
-        subscriptions that were to be opened anew then; they are not."""
+        """Forget the deferred frames, because the transport is gone. Unsubscribes are carried out,
+        because the protocol has judged them already. Returns the subscriptions whose deferred
+        `subscribe` is dropped."""
         waited = [one for waiting in self.deferred.values() for one in waiting]
         self._lists.clear()
         self.deferred.clear()

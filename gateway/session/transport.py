@@ -12,59 +12,59 @@ class SessionTransport(Protocol):
 
     @property
     def address(self) -> ClientAddress:
-        """The address of the client that opened it; UNKNOWN: it only takes the place of one."""
+        """The address of the client that opened it; UNKNOWN if it only takes the place of one."""
 
     @property
     def transport(self) -> Transport | None:
-        """The kind of transport; None: it only takes the place of one."""
+        """The kind of transport; None if it only takes the place of one."""
 
     @property
     def until_unix_ms(self) -> int | None:
-        """When the session ends unless its client comes back; None: it has its client."""
+        """Time at which the session ends unless its client comes back; None while it has its
+        client."""
 
     @property
     def unsent_bytes(self) -> int:
-        """Size of what it has for the client and has not handed to the network, or not seen
-        arrive."""
+        """Size of the frames that it has not handed to the network, or has not seen arrive."""
 
     @property
     def has_room(self) -> bool:
         """Whether its gateway has room for the session that has just said `hello` (P9)."""
 
     def send(self, frame: bytes) -> None:
-        """Queue one encoded frame; see SessionPort.send."""
+        """Queue one encoded frame, as SessionPort.send does."""
 
     def writable(self) -> bool:
-        """Whether pushes may come now; `Session.on_writable` is called when they may again."""
+        """Whether pushes may come now. When they may again, `Session.on_writable` is called."""
 
     def ping(self) -> None:
         """Ask for a sign of life."""
 
     def taken_bytes(self) -> int | None:
-        """Return how much the client's side has taken so far, while something is on its way to it;
-        None: nothing is, or nobody can know."""
+        """Return how many bytes the client's side has taken so far, while something is on its way.
+        None if nothing is on its way, or if nobody can know."""
 
     def lease_start(self, given_at: float) -> float | None:
-        """Return from when a lease counts; see SessionPort.lease_start."""
+        """Return the start of a lease, as SessionPort.lease_start does."""
 
     @property
     def is_in_transit(self) -> bool:
-        """Whether it waits for the client to name what was pushed."""
+        """Whether it waits until the client names what was pushed."""
 
     def on_named(self, given_at: float) -> None:
         """Note that the client has named something that was pushed then."""
 
     def pause_reading(self) -> None:
-        """Deliver nothing more that the client sends, until `resume_reading`."""
+        """Read nothing more from the client until `resume_reading`."""
 
     def resume_reading(self) -> None:
-        """Go on."""
+        """Read from the client again."""
 
     def close(self, close: Close) -> None:
-        """Send what is queued, then close. `Session.end` is called before it returns."""
+        """Send the queued frames, then close. `Session.end` is called before this returns."""
 
     def adopt(self, session: Any) -> None:
         """Become the transport of another session, whose client came back."""
 
     def detach(self, close: Close) -> None:
-        """Close without a word to the session, which lives on over another transport."""
+        """Close without calling the session, which lives on over another transport."""

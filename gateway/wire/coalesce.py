@@ -1,10 +1,10 @@
 """Publishes that arrive in one read are published as one. Pure.
 
 A client that sends each message in a frame of its own sends many of them while the broker works on
-those before. What is done once for each publish (rights, queue, limits, the delivery log's origin,
-an answer in each record) costs several times what a message costs. So publishes of one read that
-follow each other and could as well have been one publish become one; each frame keeps its own
-answer (R5).
+earlier ones. The work for each publish (rights, queue, limits, the delivery log's origin, an answer
+in each record) costs several times the work for a message. So publishes of one read that follow
+each other, and could as well have been one publish, become one. Each frame keeps its own answer
+(R5).
 
     Portions   cuts one read into runs of messages that begin like a publish, and single others
     coalesce   joins decoded publishes that follow each other
@@ -20,14 +20,14 @@ from push import limits
 
 _MESSAGES_MAX: Final = limits.MESSAGES_PER_PUBLISH_MAX
 PORTION_BYTES_MAX: Final = 32 * 1024
-"""A portion ends with the message that brings it to this size: as much as a session may have worked
-off in one go while several queues publish."""
+"""A portion ends with the message that brings it to this size. It is as much as is processed of one
+session in one go while several queues publish."""
 _PUBLISH: Final = b'{"type":"publish"'
-"""How most clients' publishes begin; those that do not are portions of their own."""
+"""Beginning of most clients' publishes. A publish that begins otherwise is a portion of its own."""
 
 
 class CoalescedPublish(NamedTuple):
-    """Frames of one session that follow each other, and the one publish that they make."""
+    """Frames of one session that follow each other, and the one publish that they become."""
 
     whole: Publish
     frames: Sequence[Publish]
@@ -38,11 +38,11 @@ Input = Effect | CoalescedPublish
 
 
 def coalesce(effects: Sequence[Effect]) -> Sequence[Input]:
-    """Return the same, in order, with each run of publishes that may be one joined.
+    """Return the same effects, in order, with each run of publishes joined that may be one.
 
-    They are to one queue, say nothing of when they were produced or of a trace, and their sequences
-    follow each other. All of them are published with the last one's `resolved`: what it says is
-    true of those before as well, because it reaches none of them (R6).
+    The publishes of a run go to one queue, have no times of production and no trace, and their
+    sequences follow each other. All of them are published with the `resolved` of the last one. It
+    is true of the earlier ones too, because it reaches none of their sequences (R6).
     """
     if len(effects) < 2:
         return effects
@@ -65,7 +65,7 @@ def coalesce(effects: Sequence[Effect]) -> Sequence[Input]:
 
 
 def _can_join(run: list[Publish], messages: int, frame: Publish) -> bool:
-    """Whether this one may be one with those of the run, which have so many messages."""
+    """Whether a publish may join those of the run, which have this many messages."""
     first, last = run[0], run[-1]
     if frame.queue != first.queue or messages + len(frame.messages) > _MESSAGES_MAX:
         return False
@@ -109,7 +109,7 @@ class Portions:
 
     def __init__(self, events: Iterator[Event]) -> None:
         self.ahead_bytes = 0
-        """Size of what was taken from `events` to see where a portion ends, and is yet to come."""
+        """Size of the event that was taken to see where a portion ends, and is returned next."""
         self._portions = self._cut(events)
 
     def __iter__(self) -> "Portions":

@@ -1,14 +1,14 @@
 """The frames of `tocsin.v1`: typed structs, one decoder in, encoders out. Pure.
 
-A WebSocket message (or a long-poll body) carries one frame, an object, or several, an array of
-objects. Places are columns of integers, not objects: a **delivery list** is
+A WebSocket message, or a body of a long poll, carries one frame (an object) or several (an array of
+objects). Places are columns of integers, not objects. A **delivery list** is
 
     [[partition, epoch, push, first, last, first, last, ...], ...]
 
-which names offsets `first..last` of push number `push`, given under `epoch` in `partition`.
+and names offsets `first..last` of push number `push`, given under `epoch` in `partition`.
 
-    decode            a client's message to its frames, checked as far as types can say
-    check_deliveries  the rest of what a delivery list must be
+    decode            a client's message to its frames, checked as far as types can
+    check_deliveries  checks the rest of a delivery list
     welcome, ok …     the broker's frames, encoded
     join              encoded frames to the messages that carry them
 """
@@ -40,7 +40,7 @@ class _ClientFrame(
 
 
 class Position(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A reader's place: the next offset it wants, per partition. The token of R26, spelled out."""
+    """A reader's place: the next offset that it wants of each partition. The token of R26."""
 
     queue_id: Annotated[str, msgspec.Meta(max_length=64)]
     partitions: Annotated[
@@ -58,28 +58,31 @@ class StartAt(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Hello(_ClientFrame, tag="hello"):
-    """The first frame. `token` where no Authorization header could be sent (a browser)."""
+    """The first frame. `token` is for clients that cannot send an Authorization header, such as a
+    browser."""
 
     token: str | None = None
     producer: Name | None = None
     """The name under which this client numbers its messages, the same after a reconnect."""
     client: Annotated[str, msgspec.Meta(max_length=limits.NAME_BYTES_MAX)] | None = None
     session: Annotated[str, msgspec.Meta(max_length=64)] | None = None
-    """The session that lost its transport, of a client that comes back."""
+    """The session that lost its transport, from a client that comes back."""
     linger_s: Annotated[float, msgspec.Meta(ge=0, le=limits.SESSION_LINGER_S_MAX)] = 0.0
-    """How long the session waits for that. Who does not know how to come back holds up nobody."""
+    """How long the session waits for its client to come back. With 0, a client that cannot come
+    back holds up nobody."""
 
 
 class Held(_ClientFrame, tag="held"):
-    """After coming back: what the client holds of a subscription, and how many messages it ever
-    received there. What it does not hold it never saw: that is given again (R22, R25)."""
+    """The deliveries of a subscription that a returning client holds, and how many messages it ever
+    received there. Deliveries that it does not hold never arrived, and are given again (R22,
+    R25)."""
 
     ref: Ref
     subscription: Subscription
     received: Number
     deliveries: Deliveries = []
     more: bool = False
-    """Another frame goes on with the list."""
+    """Whether another frame goes on with the list."""
 
 
 class Publish(_ClientFrame, tag="publish"):
@@ -94,31 +97,33 @@ class Publish(_ClientFrame, tag="publish"):
     resolved: Number = 0
     """Every sequence below this one has been answered (R6)."""
     produced_unix_us: Number | None = None
-    """When the first message was produced, by the client's clock; for brokers that tell theirs."""
+    """Time at which the first message was produced, by the client's clock; for brokers that send
+    theirs."""
     clock_offset_us: Annotated[int, msgspec.Meta(ge=-(1 << 53) + 1, le=(1 << 53) - 1)] | None = None
-    """The lead of the broker's clock over the client's, as the client found; given when it has
-    found something better."""
+    """The lead of the broker's clock over the client's, as the client measured it. It is sent when
+    the client has a better measurement."""
 
 
 class Subscribe(_ClientFrame, tag="subscribe", kw_only=True):
-    """Become a consumer of `group`, or without one a reader."""
+    """Become a consumer of `group`, or a reader if no group is named."""
 
     ref: Ref
     subscription: Subscription
     queue: Name
     group: Name | None = None
     credit: Annotated[int, msgspec.Meta(ge=0, le=limits.CREDIT_MAX)]
-    """Granted in total so far (R25)."""
+    """Credit granted in total so far (R25)."""
     start: Literal["earliest", "latest"] | StartAt | None = None
-    """Where a new group, or a reader, starts. Groups: earliest; readers: latest."""
+    """The place where a new group, or a reader, starts. The default is earliest for groups, and
+    latest for readers."""
     deletes_max: Number = 0
-    """Groups: as many messages may go that were kept for the first group, and stand before its
-    start."""
+    """For groups, the number of messages that may be deleted because they were kept for the first
+    group and are before its start."""
     held: bool = False
-    """Groups, in a session that was named in `hello`: a `held` for this subscription follows, and
-    nothing is given before."""
+    """Whether a `held` for this subscription follows; nothing is given before it. For groups, in a
+    session that `hello` named."""
     position: Position | None = None
-    """Readers: go on from here; excludes `start`."""
+    """For readers, the place to go on from; excludes `start`."""
     keys: (
         Annotated[
             list[Annotated[str, msgspec.Meta(min_length=1, max_length=limits.KEY_BYTES_MAX)]],
@@ -126,25 +131,27 @@ class Subscribe(_ClientFrame, tag="subscribe", kw_only=True):
         ]
         | None
     ) = None
-    """Readers: only messages of these keys."""
+    """For readers, the keys whose messages they get."""
 
 
 class Unsubscribe(_ClientFrame, tag="unsubscribe"):
-    """Leave; what is unsettled returns to the group."""
+    """Leave a subscription. Unsettled messages return to the group."""
 
     ref: Ref
     subscription: Subscription
 
 
 class Credit(_ClientFrame, tag="credit"):
-    """`granted` counts all messages ever granted on the subscription; it only grows (R25)."""
+    """Grant credit. `granted` counts all messages ever granted on the subscription, and only grows
+    (R25)."""
 
     subscription: Subscription
     granted: Number
 
 
 class Ack(_ClientFrame, tag="ack"):
-    """Settle. With `ref` it is confirmed: answered when it is durable (R21)."""
+    """Settle deliveries. With `ref` the ack is confirmed: it is answered when it is durable
+    (R21)."""
 
     subscription: Subscription
     deliveries: Deliveries
@@ -154,20 +161,23 @@ class Ack(_ClientFrame, tag="ack"):
 
 
 class Nack(_ClientFrame, tag="nack"):
-    """Return. It comes again after `delay_s`, or the queue's backoff; its key waits for it. With
-    `ref` it is answered when count, delay and reason are durable."""
+    """Return deliveries. They come again after `delay_s`, or after the queue's backoff, and their
+    keys wait for them. With `ref` the nack is answered when count, delay and reason are
+    durable."""
 
     subscription: Subscription
     deliveries: Deliveries
     delay_s: Annotated[float, msgspec.Meta(ge=0, le=limits.DELAY_S_MAX)] | None = None
     reason: Annotated[str, msgspec.Meta(max_length=limits.REASON_CHARS_MAX)] | None = None
     reject: bool = False
-    """No further attempt can help: it is dead-lettered, or its key parked, at once."""
+    """Whether no further attempt can help; then they are dead-lettered, or their keys parked, at
+    once."""
     ref: Ref | None = None
 
 
 class Extend(_ClientFrame, tag="extend"):
-    """Prolong leases to `lease_s` from now (None: the group's), and mark what has started."""
+    """Prolong leases to `lease_s` from now, or by None to the group's lease, and mark deliveries
+    whose handlers have started."""
 
     subscription: Subscription
     deliveries: Deliveries = []
@@ -177,13 +187,14 @@ class Extend(_ClientFrame, tag="extend"):
 
 
 class Ping(_ClientFrame, tag="ping"):
-    """Answered by `pong` with the same ref."""
+    """Request a `pong` with the same ref."""
 
     ref: Ref | None = None
 
 
 class Auth(_ClientFrame, tag="auth"):
-    """A fresh token, or a ticket, of the same principal: the session goes on with what it gives."""
+    """Present a fresh token, or a ticket, of the same principal. The session goes on with the
+    access that it gives."""
 
     ref: Ref
     token: str
@@ -201,10 +212,10 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 # enforces: P12
 def decode(data: bytes) -> list[ClientFrame]:
-    """The frames of one WebSocket message.
+    """Decode the frames of one WebSocket message.
 
     Raises:
-        Refused: invalid_json or invalid_request; the text names the field where one is wrong.
+        Refused: invalid_json or invalid_request; the text names the field that is wrong.
     """
     try:
         if not data.isascii():
@@ -235,10 +246,13 @@ def welcome(
     right_lasts_s: float,
     clock_unix_us: int | None = None,
 ) -> bytes:
-    """The answer to `hello`, with the bounds that a client must keep. `resumed`: the subscriptions
-    that stand, of a session that goes on here; None: nothing stands. `right_lasts_s`: after so
-    long its credentials are over, infinity: when they are revoked. `clock_unix_us`: now, by the
-    clock of the delivery log; None: it is off."""
+    """Encode the answer to `hello`, with the bounds that a client must keep.
+
+    `resumed` are the open subscriptions of a session that goes on here; None if it is a new one.
+    `right_lasts_s` is the time after which its credentials expire; infinity if they last until
+    they are revoked. `clock_unix_us` is the present time of the delivery log's clock; None if the
+    log is off.
+    """
     clock = {"clock_unix_us": clock_unix_us} if clock_unix_us is not None else {}
     return _ENCODE(
         {
@@ -259,27 +273,28 @@ def welcome(
 
 
 def lasting(seconds: float) -> float | None:
-    """Encode a duration for JSON: null is without end."""
+    """Encode a duration for JSON; null means without end."""
     return None if seconds == inf else round(max(0.0, seconds), 3)
 
 
 def ok(ref: int, **fields: object) -> bytes:
-    """The answer to whatever carried `ref`."""
+    """Encode the answer to the frame with this `ref`."""
     return _ENCODE({"type": "ok", "ref": ref, **fields})
 
 
 def receipts_end(id_prefix: str, durability: Mapping[str, object]) -> bytes:
-    """Encode the end of an answer to a publish: the same for all that were published together."""
+    """Encode the end of an answer to a publish, which is the same for all messages that were
+    published together."""
     return b',"id_prefix":%b,"durability":%b}' % (_ENCODE(id_prefix), _ENCODE(durability))
 
 
 def receipts(ref: int, outcomes: Sequence[object], end: bytes) -> bytes:
-    """Encode the answer to a publish, as `ok` does. `end`: of `receipts_end`."""
+    """Encode the answer to a publish, as `ok` does. `end` is the result of `receipts_end`."""
     return b'{"type":"ok","ref":%d,"receipts":%b%b' % (ref, _ENCODE(outcomes), end)
 
 
 def error_fields(error: TocsinError) -> dict[str, object]:
-    """An error as the fields of an `error` frame or of one message's answer."""
+    """Return an error as the fields of an `error` frame, or of one message's answer."""
     fields: dict[str, object] = {
         "code": error.code.name,
         "detail": error.detail,
@@ -296,8 +311,8 @@ def code_fields(code: str) -> dict[str, object]:
 
 
 def error(failure: TocsinError, ref: int | None = None, **more: object) -> bytes:
-    """An `error` frame; without ref it concerns the session as a whole. `more`: further fields,
-    besides those that the error has for programs."""
+    """Encode an `error` frame. Without `ref` it concerns the session as a whole. `more` are further
+    fields, in addition to those of the error itself."""
     fields: dict[str, object] = {"type": "error"}
     if ref is not None:
         fields["ref"] = ref
@@ -316,9 +331,9 @@ def push_head(
     published_unix_ms: int,
     skips: Sequence[int] = (),
 ) -> bytes:
-    """A consumer's push up to its messages; `push_frame` closes it. The messages stand at the
-    offsets from `offset` on that are not in `skips`. One without `id` has the id `id_prefix` + its
-    offset."""
+    """Encode a consumer's push up to its messages; `push_frame` closes it. The offsets of the
+    messages are those from `offset` on that are not in `skips`. A message without `id` has the id
+    `id_prefix` + its offset."""
     more = f',"skips":[{",".join(map(str, skips))}]' if skips else ""
     if attempt > 1:
         more += f',"attempt":{attempt}'
@@ -340,9 +355,9 @@ def reader_head(
     offsets: list[int] | None = None,
     gap: tuple[int, int] | None = None,
 ) -> bytes:
-    """A reader's push up to its messages: consecutive from `offset`, or at `offsets` where a
-    filter skipped some. `next_offset` is the reader's position afterwards. `gap`: first..last are
-    no longer retained (R26)."""
+    """Encode a reader's push up to its messages. They are consecutive from `offset` on, or at
+    `offsets` if a filter skipped some. `next_offset` is the reader's position afterwards. `gap` is
+    (first, last) of messages that are no longer retained (R26)."""
     place = f',"offset":{offset}' if offset is not None else ""
     if offsets is not None:
         place += f',"offsets":{offsets}'.replace(" ", "")
@@ -356,14 +371,15 @@ def reader_head(
 
 
 def reader_positions(subscription: int, places: dict[str, list[int]]) -> bytes:
-    """A filtered reader's push without messages: how far it has come, as in `Position`."""
+    """Encode a filtered reader's push without messages. It says how far the reader has come, as in
+    `Position`."""
     return _ENCODE(
         {"type": "push", "subscription": subscription, "positions": places, "messages": []}
     )
 
 
 def push_frame(head: bytes, *messages: bytes | memoryview) -> bytes:
-    """The frame around the encoded messages, which may come in pieces."""
+    """Encode the frame around encoded messages, which may come in pieces."""
     return b"".join((head, *messages, b"]}"))
 
 
@@ -380,12 +396,13 @@ def revoked(subscription: int, deliveries: list[list[int]], reason: str) -> byte
 
 
 def drain(reconnect_after_s: float, reason: str) -> bytes:
-    """Come back, here or elsewhere, after so long; the socket closes soon."""
+    """Encode the request to come back, here or elsewhere, after `reconnect_after_s` seconds. The
+    socket closes soon."""
     return _ENCODE({"type": "drain", "reconnect_after_s": reconnect_after_s, "reason": reason})
 
 
 def pong(ref: int | None, clock_unix_us: int | None = None) -> bytes:
-    """The answer to `ping`. `clock_unix_us`: as in `welcome`."""
+    """Encode the answer to `ping`. `clock_unix_us` is that of `welcome`."""
     fields: dict[str, object] = {"type": "pong"}
     if ref is not None:
         fields["ref"] = ref
@@ -395,12 +412,12 @@ def pong(ref: int | None, clock_unix_us: int | None = None) -> bytes:
 
 
 def announce(size: int) -> bytes:
-    """The next message has about so many bytes, and may take its time."""
+    """Encode the notice that the next message has about `size` bytes and may take its time."""
     return _ENCODE({"type": "announce", "bytes": size})
 
 
 class Close(msgspec.Struct, frozen=True):
-    """A close code; 4000-4499: come back, 4500-4999: do not."""
+    """A close code. After 4000-4499 a client may come back, after 4500-4999 not."""
 
     code: int
     reason: str
@@ -434,8 +451,8 @@ def check_deliveries(deliveries: list[list[int]]) -> None:
     """Check what the types of a delivery list do not say.
 
     Raises:
-        Refused: invalid_request: a range without an end, one that ends before it begins, or more
-            ranges than one frame may name.
+        Refused: invalid_request if a range has no end, if a range ends before it begins, or if
+            there are more ranges than one frame may name.
     """
     ranges = 0
     for delivery in deliveries:
@@ -460,13 +477,13 @@ def check_deliveries(deliveries: list[list[int]]) -> None:
 # --- Frames to messages ---------------------------------------------------------------------------
 
 JOINED_BYTES_MAX: Final = 64 * 1024
-"""Largest array of joined frames: the client handles it in one turn of its own."""
+"""Largest array of joined frames. The client handles it in one turn of its own."""
 ALONE_BYTES: Final = 16 * 1024
-"""Size from which a frame travels alone: joining would copy it once more and save little."""
+"""Size from which a frame travels alone, because joining would copy it again and save little."""
 
 
 def join(frames: list[bytes]) -> list[bytes]:
-    """Join encoded frames to the messages that carry them, in order: what is small goes in one JSON
+    """Join encoded frames to the messages that carry them, in order. Small frames go in one JSON
     array, so that a thousand receipts are one write, one header, and one wake-up of the client."""
     messages: list[bytes] = []
     group: list[bytes] = []

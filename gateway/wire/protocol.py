@@ -1,15 +1,15 @@
-"""The session machine: what a client may say when, when it has been silent too long, and
-when its right to be here ends. Pure.
+"""The session machine. It decides what a client may say and when, when it has been silent for too
+long, and when its right to be here ends. Pure.
 
     awaiting hello ──hello──► open ──drain()──► draining
           │                    │                   │
           └────────────────────┴───────────────────┴──► closed
 
-Data and `now` (seconds, monotonic) in, effects out, in order: a client's frame that may be acted
-upon, a `Refusal` to send, a `SendPing`, or a `Close`, which is the last one.
+Data and `now` (seconds, monotonic) go in, effects come out, in order. An effect is a client's frame
+that may be carried out, a `Refusal` to send, a `SendPing`, or a `Close`, which is the last one.
 
-What nobody can decode changes nothing: each of its frames that has a `ref` gets an error, so that
-no client waits for ever, and the session goes on, up to BAD_MESSAGES_PER_SESSION_MAX (P12).
+A message that cannot be decoded changes nothing. Each of its frames that has a `ref` gets an error,
+so that no client waits for ever. The session goes on, up to BAD_MESSAGES_PER_SESSION_MAX (P12).
 """
 
 import enum
@@ -27,12 +27,12 @@ from push.errors import Refused
 
 REF_MAX: Final = (1 << 53) - 1
 SEQUENCE_MAX: Final = (1 << 53) - 1
-"""Beyond it a JSON number is no longer exact for everybody."""
+"""Largest sequence. Beyond it a JSON number is not exact in every language."""
 PART_SHARE: Final = 0.25
-"""After this share of the heartbeat, again and again, the client is told that the parts of its
-message arrive: sooner than clients give up a broker that is silent."""
+"""Share of the heartbeat after which the client is notified, again and again, that the parts of its
+message arrive. That is sooner than clients give up a silent broker."""
 INVALID_UTF8: Final = Close(1007, "text that is not UTF-8")
-"""The WebSocket protocol's own code: RFC 6455, 8.1 demands it."""
+"""The code of the WebSocket protocol itself, which RFC 6455, 8.1 demands."""
 
 
 class State(enum.Enum):
@@ -45,14 +45,14 @@ class State(enum.Enum):
 
 
 class Refusal(NamedTuple):
-    """Send this frame: a refusal, of this code."""
+    """Send this frame, a refusal with this code."""
 
     frame: bytes
     code: str
 
     @classmethod
     def to(cls, refusal: Refused, ref: int | None = None) -> "Refusal":
-        """Return the refusal of a frame."""
+        """Return the refusal of the frame with this `ref`."""
         return cls(frames.error(refusal, ref), refusal.code.name)
 
 
@@ -65,7 +65,7 @@ Effect = frames.ClientFrame | Refusal | SendPing | Close
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a session may be silent, in seconds."""
+    """Times for which a session may be silent, in seconds."""
 
     hello_timeout_s: float = limits.HELLO_TIMEOUT_S
     heartbeat_s: float = limits.HEARTBEAT_S
@@ -92,36 +92,38 @@ class SessionProtocol:
     )
 
     def __init__(self, timing: Timing, *, now: float, right_ends: float = inf) -> None:
-        """`right_ends`: when its client may be here no longer."""
+        """`right_ends` is the time at which its client's access ends."""
         self.state = State.HELLO
         self.right_ends = right_ends
         self._timing = timing
         self._deadline = now + timing.hello_timeout_s
         self._awaits_pong = False
         self._taken_bytes: int | None = None
-        """Bytes that its transport had taken when it was pinged, or was looked at last."""
+        """Bytes that its transport had taken at the last ping, or at the last look."""
         self._part_since: float | None = None
-        """When a message began to arrive that is not complete, or its client was last told so."""
+        """Time at which an incomplete message began to arrive, or at which its client was last
+        notified of that."""
         self.received_at = now
-        """Time at which something arrived last."""
+        """Time of the last arrival of anything."""
         self._bad_count = 0
         self.other_frames = 0
-        """Frames that it has said, but for publishes; what is no frame counts as one."""
+        """Number of received frames that are no publishes. A message that cannot be decoded counts
+        as one."""
         self.has_session_name = False
-        """Whether `hello` named a session: its client may hold something of before."""
+        """Whether `hello` named a session, so that its client may hold earlier deliveries."""
         self._subscriptions: dict[int, int | None] = {}
-        """Number → credit granted in total; None: being opened."""
+        """Number → credit granted in total; None while it is being opened."""
         self._lost_opens: frozenset[int] = frozenset()
-        """Subscriptions that were being opened when their transport was lost: the answer reaches
-        nobody."""
+        """Subscriptions that were being opened when their transport was lost, so that their answers
+        reach nobody."""
 
     def __repr__(self) -> str:
         return f"<SessionProtocol {self.state.value}, subscriptions {sorted(self._subscriptions)}>"
 
-    # --- What the client says -------------------------------------------------------------------
+    # --- Messages of the client -----------------------------------------------------------------
 
     def receive(self, data: bytes, *, now: float) -> list[Effect]:
-        """Judge one text message. After the session is closed nothing happens."""
+        """Judge one text message. Nothing happens after the session is closed."""
         self.on_bytes(now=now)
         self._part_since = None
         if self.state is State.CLOSED:
@@ -137,7 +139,7 @@ class SessionProtocol:
                 self.other_frames += 1
             effect = self._check(frame, now)
             if isinstance(effect, frames.Hello) and effect.session and place < len(received):
-                # What stands behind it is meant for the other session, if there is one.
+                # The frames after it are meant for the other session, if there is one.
                 refusal = Refused("invalid_request", "a hello with a session is alone in a message")
                 return [Refusal.to(refusal), self._close(frames.PROTOCOL)]
             if effect is not None:
@@ -147,7 +149,7 @@ class SessionProtocol:
         return effects
 
     def receive_binary(self) -> list[Effect]:
-        """A binary message: this subprotocol has none."""
+        """Judge a binary message, which this subprotocol does not have."""
         if self.state is State.CLOSED:
             return []
         refusal = Refused("invalid_request", "a binary message; frames are JSON in text messages")
@@ -178,7 +180,7 @@ class SessionProtocol:
             case frames.Hello():
                 self.state = State.OPEN
                 self.has_session_name = frame.session is not None
-                self.on_bytes(now=now)  # from here on silence is what counts
+                self.on_bytes(now=now)  # from here on only silence counts
                 return frame
 
     def _subscribe(self, frame: frames.Subscribe) -> Effect:
@@ -191,7 +193,7 @@ class SessionProtocol:
             refusal = Refused("already_subscribed")
             is_opening = self._subscriptions[frame.subscription] is None
             if is_opening and frame.subscription in self._lost_opens:
-                refusal = Refused("overloaded", "an earlier subscribe is under way: say it again")
+                refusal = Refused("overloaded", "an earlier subscribe is under way: try it again")
         if refusal is None and len(self._subscriptions) >= limits.SUBSCRIPTIONS_PER_SESSION_MAX:
             refusal = Refused(
                 "limit_reached",
@@ -208,7 +210,7 @@ class SessionProtocol:
         if granted is None:
             return _not_subscribed(frame.subscription, None)
         if frame.granted <= granted:
-            return None  # an absolute counter that only grows: an older frame says nothing (R25)
+            return None  # the counter only grows, so an older frame says nothing new (R25)
         if frame.granted - granted > limits.CREDIT_MAX:
             refusal = Refused(
                 "limit_reached",
@@ -229,32 +231,33 @@ class SessionProtocol:
             effects.append(self._close(frames.PROTOCOL))
         return effects
 
-    # --- What the inside says -------------------------------------------------------------------
+    # --- Results from inside --------------------------------------------------------------------
 
     def on_open(self, subscription: int, granted: int) -> None:
-        """Note a subscribe that succeeded: from now on acks and credit may name it."""
+        """Note a subscribe that succeeded. From now on acks and credit may name it."""
         assert self._subscriptions[subscription] is None
         self._subscriptions[subscription] = granted
 
     def on_grant(self, subscription: int, granted: int) -> None:
-        """The inside took this credit. What it refuses changes nothing: a later frame that says
-        less may still be news (R25). An unsubscribe in the same message is judged before the
-        credit ahead of it is taken: what has left is not brought back."""
+        """Note credit that was accepted. Refused credit changes nothing, because a later frame with
+        less may still be new (R25). An unsubscribe in the same message is judged before the credit
+        ahead of it is accepted; then the subscription is not brought back."""
         if self._subscriptions.get(subscription) is not None:
             self._subscriptions[subscription] = granted
 
     def on_refusal(self, subscription: int) -> None:
-        """Note a subscribe that failed: the number is free again."""
+        """Note a subscribe that failed. Its number is free again."""
         assert self._subscriptions[subscription] is None
         del self._subscriptions[subscription]
 
     @property
     def open_subscriptions(self) -> list[int]:
-        """The subscriptions that stand."""
+        """The numbers of open subscriptions."""
         return [number for number, granted in self._subscriptions.items() if granted is not None]
 
     def on_end(self, subscription: int) -> None:
-        """Note an end without the client: the number is free again. Not there: nothing happens."""
+        """Note an end that the client did not request. The number is free again. Nothing happens
+        for an unknown number."""
         self._subscriptions.pop(subscription, None)
 
     def drain(self) -> None:
@@ -263,7 +266,7 @@ class SessionProtocol:
             self.state = State.DRAINING
 
     def end(self) -> None:
-        """End: nothing comes and nothing is due any more."""
+        """End the session. Nothing is accepted and nothing is due any more."""
         self.state = State.CLOSED
 
     # --- Time -----------------------------------------------------------------------------------
@@ -276,9 +279,9 @@ class SessionProtocol:
             self._awaits_pong = False
 
     def on_part(self, *, now: float) -> bool:
-        """Note a part of a message, behind `on_bytes`. Returns whether to send a sign of life: the
-        client is busy sending, reads nothing meanwhile, and cannot see that what it sends
-        arrives."""
+        """Note a part of a message, after `on_bytes`. Returns whether to send a sign of life. A
+        client that is busy sending reads nothing meanwhile, and cannot see that its bytes
+        arrive."""
         if self.state is State.HELLO or self.state is State.CLOSED:
             return False
         if self._part_since is None:
@@ -289,8 +292,8 @@ class SessionProtocol:
         return True
 
     def reattach(self, *, now: float, right_ends: float) -> None:
-        """Another transport carries it: it goes on, also where silence had closed it, and with the
-        right that its client has shown now."""
+        """Go on over another transport, even if silence had closed the session, with the right that
+        its client has shown now."""
         self.right_ends = right_ends
         if self.state is State.CLOSED:
             self.state = State.OPEN
@@ -302,15 +305,15 @@ class SessionProtocol:
         self.on_bytes(now=now)
 
     def next_deadline(self) -> float | None:
-        """Return when to call `expire`; it may have moved on until then. None: never."""
+        """Return when to call `expire`; None for never. The deadline may have moved on by then."""
         return None if self.state is State.CLOSED else min(self._deadline, self.right_ends)
 
     # enforces: P6
     def expire(
         self, *, now: float, taken_bytes: Callable[[], int | None] = lambda: None
     ) -> SendPing | Close | None:
-        """Return what time alone made due. `taken_bytes`: as SessionTransport.taken_bytes; a client
-        in the middle of something large answers a ping behind it."""
+        """Return what time alone made due. `taken_bytes` is SessionTransport.taken_bytes. It is
+        needed because a client answers a ping only after a large message that came before it."""
         if self.state is State.CLOSED:
             return None
         if now >= self.right_ends:
@@ -326,7 +329,7 @@ class SessionProtocol:
             return SendPing()
         if before is None or self._taken_bytes is None or self._taken_bytes <= before:
             return self._close(frames.HEARTBEAT)
-        self._deadline = now + self._timing.heartbeat_timeout_s  # what moves is alive
+        self._deadline = now + self._timing.heartbeat_timeout_s  # it takes bytes, so it is alive
         return None
 
     def check(self) -> None:
@@ -341,7 +344,7 @@ class SessionProtocol:
 
 
 def _check_publish(frame: frames.Publish) -> Refused | None:
-    """The type bounds the first message's sequence; the last one's is bounded here."""
+    """Check the sequence of the last message. The type bounds only that of the first one."""
     if frame.sequence is None or frame.sequence + len(frame.messages) - 1 <= SEQUENCE_MAX:
         return None
     return Refused(
@@ -355,7 +358,7 @@ def _check_subscribe(frame: frames.Subscribe) -> Refused | None:
     if frame.group is not None and (frame.keys is not None or frame.position is not None):
         return Refused("invalid_request", "keys and position are for readers, without a group")
     if frame.group is None and frame.held:
-        return Refused("invalid_request", "held is for consumers: a reader says its position")
+        return Refused("invalid_request", "held is for consumers; a reader sends its position")
     if frame.position is not None and frame.start is not None:
         return Refused("invalid_request", "start and position exclude each other")
     return None
@@ -383,7 +386,7 @@ _MANY: Final = msgspec.json.Decoder(list[_Ref])
 
 
 def _refs(data: bytes) -> list[int]:
-    """The refs inside a message that is JSON and yet no frames, in order."""
+    """Return the refs in a message that is JSON and yet no frames, in order."""
     try:
         found = _MANY.decode(data) if frames.is_array(data) else [_ONE.decode(data)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,8 @@
 """WebSocket frames, as far as a server without extensions needs them (RFC 6455). Pure.
 
-Reading was websockets' sans-I/O protocol first: 5 KiB for each idle connection and 10 µs for each
-frame. This one keeps nothing between messages and takes one. The tests hold it against that one.
+The sans-I/O protocol of the `websockets` library keeps kilobytes for each idle connection, and
+takes ten times as long for each frame. This reader keeps nothing between messages. The tests
+compare the two.
 """
 
 import struct
@@ -14,13 +15,13 @@ from gateway.wire.frames import TOO_LARGE, Close
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 Event = tuple[int, bytes]
-"""(TEXT or BINARY, a whole message) or (CLOSE, PING or PONG, its payload). (CONTINUATION, nothing):
-a fragment came, of which nothing is complete; so who hears can count it."""
+"""An event of a reader: (TEXT or BINARY, a whole message) or (CLOSE, PING or PONG, its payload).
+(CONTINUATION, nothing) is a fragment that completes no message, so that callers can count it."""
 _FIN: Final = 0x80
 _OPCODES: Final = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
 _CONTROL_BYTES_MAX: Final = 125
 _CLOSE_CODES: Final = frozenset((1000, 1001, 1002, 1003, *range(1007, 1015)))
-"""Codes that may be in a close frame, beside 3000-4999 (7.4)."""
+"""Codes that may be in a close frame, in addition to 3000-4999 (7.4)."""
 _PROTOCOL_ERROR: Final = 1002
 _INVALID_DATA: Final = 1007
 
@@ -47,13 +48,13 @@ def text_frame(payload: bytes) -> bytes:
 
 
 def control_frame(opcode: int, payload: bytes = b"") -> bytes:
-    """A close, ping or pong frame; its payload has at most 125 bytes (5.5)."""
+    """Make a close, ping or pong frame. Its payload has at most 125 bytes (5.5)."""
     assert len(payload) <= _CONTROL_BYTES_MAX, payload
     return _frame(opcode, payload)
 
 
 def close_frame(close: Close) -> bytes:
-    """A close frame."""
+    """Make a close frame."""
     return control_frame(CLOSE, struct.pack("!H", close.code) + close.reason.encode())
 
 
@@ -61,14 +62,14 @@ def close_frame(close: Close) -> bytes:
 
 
 PIECE_BYTES: Final = 64 * 1024
-"""Smallest piece of a frame that is not complete: a client that sends byte by byte would else have
-a list of objects that are fifty times the bytes."""
+"""Smallest piece of an incomplete frame. Without it, a client that sends byte by byte would fill a
+list of objects that take fifty times the bytes."""
 
 
 class MessageReader:
-    """Bytes of a client in, whole messages out. Holds at most one message that is not complete.
+    """Bytes of a client in, whole messages out. It holds at most one incomplete message.
 
-    `violation` is set once the client has broken the rules: the code to close with. Nothing is read
+    When the client breaks the rules, `violation` is set to the code to close with. Nothing is read
     after that, nor after a close frame.
     """
 
@@ -86,20 +87,20 @@ class MessageReader:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        """Largest size of a message; may change between two."""
+        """Largest size of a message. It may change between two messages."""
         self._buffer: bytearray | None = None
-        """The end of what is there of an incomplete frame, less than PIECE_BYTES."""
+        """The last part of an incomplete frame, less than PIECE_BYTES."""
         self._pieces: list[bytes] | None = None
-        """The pieces in front of it."""
+        """The pieces before that part."""
         self._size = 0
         """Size of both together."""
         self._bytes_needed = 0
-        """The bytes that there must be before it is worth looking at again."""
+        """Number of bytes that are needed before parsing can go on."""
         self._fragments: bytearray | None = None
-        """Buffer, not a list: a client may send millions of fragments of no bytes (P9)."""
+        """Fragments in a buffer. In a list, millions of empty ones would take much memory (P9)."""
         self._is_text = False
         self.unread_bytes = 0
-        """Size of what it was given last, behind the event that came last."""
+        """Number of given bytes that are after the last event."""
         self.violation: Close | None = None
 
     @property
@@ -109,17 +110,17 @@ class MessageReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Size of a message that is not complete."""
+        """Size of the incomplete message."""
         return self._size + len(self._fragments or b"")
 
     def discard(self) -> None:
-        """Let go of what is incomplete. Nothing may be read any more."""
+        """Drop the incomplete message. Nothing may be read any more."""
         self._buffer = self._pieces = self._fragments = None
         self._size = self.unread_bytes = 0
 
     def _append(self, data: bytes) -> None:
-        """More of the incomplete frame. A large one is a list of what came, which is joined once: a
-        buffer that grows is copied again and again, and leaves holes of every size behind."""
+        """Append bytes to the incomplete frame. A large frame is a list of pieces, joined once. A
+        growing buffer would be copied again and again, and would fragment the heap."""
         if self._buffer is None:
             self._buffer = bytearray()
         self._size += len(data)
@@ -134,7 +135,7 @@ class MessageReader:
         self._buffer = bytearray()
 
     def _take_buffered(self) -> bytes:
-        """All of it; then there is none."""
+        """Take all buffered bytes."""
         data = bytes(self._buffer or b"")
         if self._pieces is not None:
             data = b"".join((*self._pieces, data))
@@ -143,8 +144,8 @@ class MessageReader:
         return data
 
     def receive(self, data: bytes) -> Iterator[Event]:
-        """Yield what is complete with these bytes, in order. To be iterated to its end, unless the
-        connection ends before."""
+        """Yield the events that are complete with these bytes, in order. Iterate to the end, unless
+        the connection ends before."""
         if self._buffer is not None:
             self._append(data)
             if self._size < self._bytes_needed:
@@ -176,8 +177,8 @@ class MessageReader:
                 return
 
     def _header(self, data: bytes, place: int) -> tuple[int, int]:
-        """The sizes of the frame's header and payload, as far as they can be known: (n, 0) says
-        that n bytes are needed to know more. Judges the frame before its payload is there."""
+        """Return the sizes of the frame's header and payload. (n, 0) means that n bytes are needed
+        to know more. Also judges the frame, before its payload has arrived."""
         left = len(data) - place
         if left < 2:
             return 2, 0
@@ -229,7 +230,8 @@ class MessageReader:
         return (TEXT if self._is_text else BINARY), message
 
     def _check_close(self, payload: bytes) -> bool:
-        """7.1.5, 7.1.6: nothing, or a code and a reason."""
+        """Whether the payload of a close frame is valid: empty, or a code and a reason (7.1.5,
+        7.1.6)."""
         try:
             payload[2:].decode()
         except UnicodeDecodeError:
