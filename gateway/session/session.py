@@ -188,14 +188,13 @@ class Session:
         self._transport.on_named(given_at)
 
     def on_empty(self) -> None:
-        """Close soon if the session is draining (P14). It closes in the next turn of the loop,
-        because the last ack has yet to be answered in this one."""
+        """Close in the next turn of the loop if the session is draining (P14); in this one the last
+        ack has yet to be answered."""
         if self._is_draining:
             asyncio.get_running_loop().call_soon(self._close_if_drained)
 
     def on_moved(self) -> None:
-        """End at this gateway, because the session goes on at another one. That is done in the next
-        turn of the loop, because groups are calling."""
+        """End at this gateway in the next turn of the loop, because groups are calling."""
         asyncio.get_running_loop().call_soon(self._move_away)
 
     def _move_away(self) -> None:
@@ -264,8 +263,7 @@ class Session:
                 self._report_bug(getattr(one, "ref", None))
 
     def _dispatch(self, one: Input) -> None:
-        """Carry out one input. The most frequent ones come first, because a case that does not
-        match costs time."""
+        """Carry out one input. The most frequent ones come first, because each case costs time."""
         match one:
             case frames.Publish():
                 self._publish(one)
@@ -383,8 +381,7 @@ class Session:
 
     def _reattach_transport(self, hello: frames.Hello, name: str) -> bool:
         """Hand the transport to the session that the client comes back to. Returns whether it is
-        here; then this one is over. If it is not here, this one takes its name, if that is
-        free."""
+        here; then this one is over. If not, this one takes its name, if that is free."""
         sessions = self._services.sessions
         session = sessions.find(name, self.principal)
         if session is None:
@@ -506,8 +503,8 @@ class Session:
         *,
         beyond: tuple[Refused, int] | None = None,
     ) -> None:
-        """Publish `merged`, then answer each frame. `beyond` is the refusal of messages behind
-        it, and their number."""
+        """Publish `merged`, then answer each frame. `beyond` refuses a number of messages behind
+        it."""
         self._pending_answers += len(to_answer)
         try:
             publish = PendingPublish(
