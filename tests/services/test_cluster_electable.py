@@ -173,6 +173,15 @@ def test_who_comes_back_and_knows_one_that_is_out_forgets_it_first() -> None:
     assert done.index(Forget(FIRST, "id-s")) < done.index(Meet(P, FIRST))
 
 
+def test_a_node_of_another_shard_that_knows_one_that_is_out_forgets_it() -> None:
+    """Its disk was restored, for instance. It is no replica here, so nothing else looks at it, and
+    it would tell the others."""
+    shard, manager = taken_out()
+    assert run(shard, manager, 30.0, 3) == []
+    shard.knows[Q].add("id-s")
+    assert run(shard, manager, 33.0, 3) == [Forget(Q, "id-s")]
+
+
 def test_one_is_known_again_when_those_that_may_be_elected_have_heard_that_it_is_counted() -> None:
     """Or one of them, elected, would acknowledge without it, and it could be elected then."""
     shard, manager = taken_out()
