@@ -238,9 +238,9 @@ def _check_reach(config: Config) -> None:
     if not (config.is_loopback or config.tls_cert or config.plain or config.trusted_proxies):
         raise ConfigError(
             f"TOCSIN_HOST is {config.host!r}, which other machines may reach, and nothing would "
-            "encrypt what they say: set TOCSIN_TLS_CERT and TOCSIN_TLS_KEY, or name the proxy with "
-            "TLS that they come through in TOCSIN_TRUSTED_PROXIES, or accept that tokens and "
-            "messages can be read on the way with TOCSIN_PLAIN=yes."
+            "encrypt their traffic: set TOCSIN_TLS_CERT and TOCSIN_TLS_KEY, or name your proxy "
+            "with TLS in TOCSIN_TRUSTED_PROXIES, or set TOCSIN_PLAIN=yes to accept that tokens and "
+            "messages can be read on the way."
         )
 
 
@@ -255,12 +255,12 @@ def _check_tls(config: Config) -> None:
     if config.tls_client_ca is not None and config.tls_cert is None:
         raise ConfigError(
             "TOCSIN_TLS_CLIENT_CA is set and TOCSIN_TLS_CERT is not; only a broker with TLS of its "
-            "own is shown client certificates."
+            "own receives client certificates."
         )
     if config.client_certificate_header is not None and not config.trusted_proxies:
         raise ConfigError(
             "TOCSIN_CLIENT_CERTIFICATE_HEADER is set and TOCSIN_TRUSTED_PROXIES is not; the header "
-            "is believed of trusted proxies only."
+            "is trusted only from trusted proxies."
         )
 
 
@@ -268,27 +268,27 @@ def _check_master_key(config: Config) -> None:
     given = [name for name in _MASTER_KEYS if getattr(config, name)]
     if len(given) > 1:
         names = " and ".join(PREFIX + name.upper() for name in given)
-        raise ConfigError(f"{names} are both given: the master key is in one place, name that one.")
+        raise ConfigError(f"{names} are both set: the master key has one place, so unset one.")
 
 
 def _check_jwts(config: Config) -> None:
     if config.jwt_keys is not None and config.jwt_audience is None:
         raise ConfigError(
-            "TOCSIN_JWT_KEYS is set and TOCSIN_JWT_AUDIENCE is not; without it a token that was "
-            "issued for anything else would be good here."
+            "TOCSIN_JWT_KEYS is set and TOCSIN_JWT_AUDIENCE is not; without it the broker would "
+            "accept tokens that were issued for other services."
         )
     if config.jwt_keys is None and config.jwt_audience is not None:
         raise ConfigError(
             "TOCSIN_JWT_AUDIENCE is set and TOCSIN_JWT_KEYS is not; JWTs need both, the keys and "
-            "what their issuer calls this broker."
+            "the issuer's name for this broker."
         )
 
 
 def _check_metadata(config: Config) -> None:
     if config.metadata_urls and config.storage == SQLITE:
         raise ConfigError(
-            "TOCSIN_METADATA names a metadata service and TOCSIN_STORAGE is 'sqlite:', which is "
-            "one broker's alone; a metadata service is for brokers that share a store, name that."
+            "TOCSIN_METADATA names a metadata service and TOCSIN_STORAGE is 'sqlite:', which only "
+            "one broker can use; set TOCSIN_STORAGE to a store that brokers share."
         )
 
 
@@ -297,7 +297,7 @@ def _check_metrics(config: Config) -> None:
         return
     raise ConfigError(
         f"TOCSIN_METRICS_HOST is {config.metrics_host!r}, which other machines may reach, and "
-        "there is no token: set TOCSIN_METRICS_TOKEN to a long random text that Prometheus shows."
+        "there is no token: set TOCSIN_METRICS_TOKEN to a long random text for Prometheus."
     )
 
 
@@ -308,7 +308,7 @@ def _unknown(environ: Mapping[str, str]) -> list[str]:
         if name.startswith(PREFIX) and name not in known and name not in ELSEWHERE:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            warnings.append(f"{name} is no setting of Tocsin and changes nothing{hint}")
+            warnings.append(f"{name} is no setting of Tocsin and has no effect{hint}")
     return warnings
 
 
@@ -324,7 +324,7 @@ def _doubts(config: Config) -> list[str]:
             "metadata service can be read on the way"
         )
     if config.plain and config.tls_cert is not None:
-        warnings.append("TOCSIN_PLAIN changes nothing where TOCSIN_TLS_CERT is set: all is TLS")
+        warnings.append("TOCSIN_PLAIN has no effect, because TOCSIN_TLS_CERT is set")
     elif config.plain and not config.is_loopback:
         warnings.append(
             f"clients reach {config.host} without encryption: tokens and messages can be read on "

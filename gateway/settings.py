@@ -281,7 +281,7 @@ SETTINGS: Final = (
         "host",
         parse_host,
         "a host name or an IP address",
-        "Where to listen. Anything but loopback needs a token, and TLS or a proxy. [127.0.0.1]",
+        "The address to listen on. Any but loopback needs a token, and TLS or a proxy. [127.0.0.1]",
     ),
     Setting(
         "port", parse_port, "a whole number from 0 (any free one) to 65535", "The TCP port. [8080]"
@@ -290,33 +290,33 @@ SETTINGS: Final = (
         "data_dir",
         parse_path,
         "a path",
-        "Where this broker keeps its files. [$XDG_DATA_HOME/tocsin, else ~/.local/share/tocsin]",
+        "The folder of this broker's files. [$XDG_DATA_HOME/tocsin, else ~/.local/share/tocsin]",
     ),
     Setting(
         "storage",
         parse_storage,
-        "'sqlite:', or where Redis or Valkey is: redis://user:password@host:6379, "
+        "'sqlite:', or the address of Redis or Valkey: redis://user:password@host:6379, "
         "redis+sentinel://user:password@host,host,host/name or redis+cluster://user:…@host,host; "
         "over TLS rediss… with ?ca_file=…; or several, each with its ?cluster=NAME",
         "The store: sqlite:, in the data folder; or redis://…, redis+sentinel://… or "
-        "redis+cluster://…, which any number of brokers share, or several of these, each with its "
-        "?cluster=NAME&zone=ZONE, the first of which has the catalog. With a password it is better "
-        "in the environment: other users of this machine see flags. [sqlite:]",
+        "redis+cluster://…, which any number of brokers share; or several of these, each with its "
+        "?cluster=NAME&zone=ZONE, of which the first has the catalog. Put an address with a "
+        "password into the environment, because other users of this machine see flags. [sqlite:]",
     ),
     Setting(
         "metadata",
         parse_metadata,
-        "'in-process', which keeps the catalog where the messages are, or where the metadata "
-        "service is: http://host:8090 or https://…, several with blanks between them",
-        "The catalog: in-process, where the messages are; or the addresses of tocsin metadata "
-        "serve, one or several with blanks between them, whose token is in TOCSIN_METADATA_TOKEN. "
+        "'in-process', which keeps the catalog in the store of the messages, or addresses of the "
+        "metadata service, such as http://host:8090 or https://…, with blanks between them",
+        "The catalog: in-process, in the store of the messages; or the addresses of tocsin "
+        "metadata serve, with blanks between them, and its token in TOCSIN_METADATA_TOKEN. "
         "[in-process]",
     ),
     Setting(
         "metadata_token",
         parse_token,
         "1 to 4096 visible ASCII characters without spaces",
-        "What the metadata service wants to be shown.",
+        "The token of the metadata service.",
         is_secret=True,
         has_flag=False,
     ),
@@ -324,23 +324,23 @@ SETTINGS: Final = (
         "metadata_ca_file",
         parse_path,
         "a path",
-        "A PEM file with the authorities that the metadata service's certificates are from. "
+        "A PEM file with the authorities that issued the metadata service's certificates. "
         "[those of this machine]",
     ),
     Setting(
         "token",
         parse_token,
         "1 to 4096 visible ASCII characters without spaces",
-        "The bearer token clients present; it has all rights. Better in the environment: "
-        "other users of this machine see flags.",
+        "The bearer token that clients present; it has all rights. Put it into the environment, "
+        "because other users of this machine see flags.",
         is_secret=True,
     ),
     Setting(
         "tls_cert",
         parse_path,
         "a path",
-        "A PEM file with the certificate and those between it and its authority. With --tls-key "
-        "the broker serves https and wss only; new files are found by themselves. [none]",
+        "A PEM file with the certificate and those between it and its authority. With it and "
+        "--tls-key the broker serves https and wss only. Changed files are noticed. [none]",
     ),
     Setting(
         "tls_key",
@@ -352,70 +352,70 @@ SETTINGS: Final = (
         "tls_client_ca",
         parse_path,
         "a path",
-        "A PEM file with the authorities whose client certificates count; needs TLS 1.3. A client "
-        "may still come without one. [none]",
+        "A PEM file with the authorities whose client certificates are accepted; needs TLS 1.3. "
+        "Clients may still come without a certificate. [none]",
     ),
     Setting(
         "plain",
         parse_switch,
         "one of 1, true, yes, 0, false, no",
-        "Let other machines talk to the broker without encryption, tokens and all. [no]",
+        "Let other machines talk to the broker without encryption, tokens included. [no]",
         is_flag=True,
     ),
     Setting(
         "trusted_proxies",
         parse_proxies,
         "addresses or networks separated by commas, each like 10.1.2.3, 10.1.0.0/16 or fd00::/8, "
-        "and none that is everybody",
-        "Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas; "
+        "and no network of all addresses",
+        "Proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted, separated by commas; "
         "they may come without TLS. [none]",
     ),
     Setting(
         "client_certificate_header",
         parse_header,
-        "a header's name of its own, like X-Client-Name",
-        "The header in which trusted proxies, which must remove what clients put there, tell the "
-        "name of a client certificate that they have verified. [none]",
+        "the name of a header with no other meaning, like X-Client-Name",
+        "The header in which trusted proxies send the name of a client certificate that they have "
+        "verified. They must remove this header from clients' requests. [none]",
     ),
     Setting(
         "auth",
         parse_auth,
-        "'auto', where credentials are wanted as soon as a token or JWT keys are set, or "
-        "'required', where they always are: tokens are made by tocsin admin token create",
-        "Who needs credentials: required, everybody; auto, everybody once there is a token of the "
-        "broker's own or an issuer of JWTs. [auto]",
+        "'auto', which needs credentials as soon as a token or JWT keys are set, or 'required', "
+        "which always needs them; tocsin admin token create makes tokens",
+        "When clients need credentials: with required, always; with auto, once the broker has a "
+        "token of its own or an issuer of JWTs. [auto]",
     ),
     Setting(
         "jwt_keys",
         parse_jwt_keys,
         "the path of a file with a JWK set, or its https address",
-        "The keys of who issues JWTs for this broker, in a file or at an https address; a change "
-        "of the file is found by itself. [none]",
+        "The keys of the issuer of JWTs for this broker, in a file or at an https address. A "
+        "changed file is noticed. [none]",
     ),
     Setting(
         "jwt_audience",
         parse_word,
-        "the text that stands in the aud of the JWTs",
-        "What the issuer calls this broker; needed with --jwt-keys. [none]",
+        "the text in the aud of the JWTs",
+        "The issuer's name for this broker; needed with --jwt-keys. [none]",
     ),
     Setting(
         "jwt_issuer",
         parse_word,
-        "the text that stands in the iss of the JWTs",
-        "Who issues the JWTs. [whoever has the keys]",
+        "the text in the iss of the JWTs",
+        "The name of the issuer of JWTs. [any that has the keys]",
     ),
     Setting(
         "jwt_algorithms",
         parse_algorithms,
         "some of EdDSA, ES256, RS256 and HS256, separated by commas",
-        "How the JWTs are signed. [EdDSA,ES256,RS256]",
+        "The accepted algorithms of signatures of JWTs. [EdDSA,ES256,RS256]",
     ),
     Setting(
         "jwt_rights",
         parse_templates,
         "rights separated by blanks, each like read:feed:{sub} or publish,consume:orders.*, with "
         "names of claims in braces",
-        "What every holder of a JWT may; a claim in braces stands for its own value. [nothing]",
+        "The rights of every holder of a JWT; a claim in braces stands for its value. [none]",
     ),
     Setting(
         "jwt_rights_claim",
@@ -453,34 +453,34 @@ SETTINGS: Final = (
         "free_bytes_reserve",
         parse_byte_count,
         "a whole number of bytes, at least 0",
-        "Publishing stops while the disk has less free bytes; acks go on. [268435456]",
+        "Publishing stops while the disk has fewer free bytes; acks go on. [268435456]",
     ),
     Setting(
         "drain_s",
         parse_seconds(1, 3600),
         "seconds from 1 to 3600",
-        "How long a stop by SIGTERM may take. [30]",
+        "The longest time for a stop by SIGTERM. [30]",
     ),
     Setting(
         "drain_notice_s",
         parse_seconds(0, 60),
         "seconds from 0 to 60",
-        "How long, before that, a broker that is told to stop goes on as ever but for /readyz, "
-        "which says 503, so that balancers send nobody new. [0]",
+        "The time before that for which a stopping broker works as usual, but /readyz answers 503, "
+        "so that load balancers send no new clients. [0]",
     ),
     Setting(
         "encryption",
         parse_switch,
         "one of 1, true, yes, on, 0, false, no, off",
-        "Seal messages where they are stored. What is sealed is read either way. [yes]",
+        "Encrypt messages in the store. Encrypted ones are read either way. [yes]",
         is_flag=True,
     ),
     Setting(
         "master_key",
         key_file.parse_keys,
-        "32 bytes as 64 hexadecimal digits or as base64; behind it, separated by commas, former "
-        "ones",
-        "The key that wraps the keys messages are sealed under.",
+        "32 bytes as 64 hexadecimal digits or as base64; after it, separated by commas, former "
+        "keys",
+        "The key that wraps the keys under which messages are encrypted.",
         is_secret=True,
         has_flag=False,
     ),
@@ -489,89 +489,89 @@ SETTINGS: Final = (
         parse_path,
         "the path of a file with the key in it",
         "A file with the master key. [$XDG_CONFIG_HOME/tocsin/master.key, else "
-        "~/.config/tocsin/master.key: made at the first start]",
+        "~/.config/tocsin/master.key, made at the first start]",
     ),
     Setting(
         "master_key_provider",
         parse_provider,
-        "package.module:factory, which answers an object with key_id, wrap and unwrap",
+        "package.module:factory, which returns an object with key_id, wrap and unwrap",
         "A key management service instead of a key.",
     ),
     Setting(
         "log_level",
         parse_log_level,
         "one of " + ", ".join(LOG_LEVELS),
-        "What is logged. [info]",
+        "The lowest level of messages that are logged. [info]",
     ),
     Setting(
         "heartbeat_s",
         parse_seconds(1, 300),
         "seconds from 1 to 300",
-        "A WebSocket that was quiet for so long is asked for a sign of life. [20]",
+        "The time of silence after which a client is asked for a sign of life. [20]",
     ),
     Setting(
         "usage",
         parse_switch,
         "one of 1, true, yes, 0, false, no",
-        "Write down, minute by minute, what each principal uses of each queue. [yes]",
+        "Record, minute by minute, what each principal uses of each queue. [yes]",
         is_flag=True,
     ),
     Setting(
         "usage_bytes_max",
         parse_journal_bytes,
         "a whole number of bytes, at least 65536",
-        "What the usage files take at most; the oldest go. [268435456]",
+        "The largest size of the usage files; the oldest are deleted. [268435456]",
     ),
     Setting(
         "audit_bytes_max",
         parse_journal_bytes,
         "a whole number of bytes, at least 65536",
-        "What the audit trail takes at most; its oldest files go. [1073741824]",
+        "The largest size of the audit trail; its oldest files are deleted. [1073741824]",
     ),
     Setting(
         "delivery_log",
         parse_switch,
         "one of 1, true, yes, 0, false, no",
-        "Write down what was certified, given out and settled, and when. [yes]",
+        "Record which messages were certified, given out and settled, and when. [yes]",
         is_flag=True,
     ),
     Setting(
         "delivery_log_bytes_max",
         parse_journal_bytes,
         "a whole number of bytes, at least 65536",
-        "What the delivery log takes at most; its oldest files go. [1073741824]",
+        "The largest size of the delivery log; its oldest files are deleted. [1073741824]",
     ),
     Setting(
         "delivery_log_age_s",
         parse_seconds(60, 31_622_400),
         "seconds from 60 to 31622400",
-        "How old a file of the delivery log becomes before it goes. [604800]",
+        "The age at which a file of the delivery log is deleted. [604800]",
     ),
     Setting(
         "delivery_log_file_bytes",
         parse_journal_bytes,
         "a whole number of bytes, at least 65536",
-        "A file of the delivery log that has so many bytes is finished. [67108864]",
+        "The size at which a file of the delivery log is finished. [67108864]",
     ),
     Setting(
         "delivery_log_file_s",
         parse_seconds(1, 3600),
         "seconds from 1 to 3600",
-        "A file of the delivery log that is so old is finished. [60]",
+        "The age at which a file of the delivery log is finished. [60]",
     ),
     Setting(
         "otel",
         parse_switch,
         "one of 1, true, yes, 0, false, no",
-        "Hand spans to OpenTelemetry for requests that come with a traceparent; needs the extra "
-        "otel, and its own OTEL_… settings. [no]",
+        "Send spans to OpenTelemetry for requests with a traceparent; needs the extra otel, and "
+        "the OTEL_… settings of OpenTelemetry. [no]",
         is_flag=True,
     ),
     Setting(
         "alert_webhooks",
         parse_webhooks,
         "name=https://… addresses, several with blanks between them",
-        "Addresses that holders' alerts may be told to, each by its name; no other one is called. "
+        "Addresses that holders' alerts may be sent to, by name; no other address is called. "
         "[none]",
         is_secret=True,
         has_flag=False,
@@ -580,7 +580,8 @@ SETTINGS: Final = (
         "metrics_host",
         parse_host,
         "a host name or an IP address",
-        "Where the port for metrics is; all of /metrics is told there, of all tenants. [127.0.0.1]",
+        "The address of the port for metrics, which serves all of /metrics, of all tenants. "
+        "[127.0.0.1]",
     ),
     Setting(
         "metrics_port",
@@ -592,7 +593,7 @@ SETTINGS: Final = (
         "metrics_token",
         parse_token,
         "1 to 4096 visible ASCII characters without spaces",
-        "The bearer token that Prometheus shows there.",
+        "The bearer token that Prometheus presents there.",
         is_secret=True,
         has_flag=False,
     ),
@@ -600,7 +601,7 @@ SETTINGS: Final = (
         "metrics_queues_max",
         parse_label_count,
         "a whole number from 0 to 10000",
-        "How many queues have labels of their own in /metrics; all others share one. "
+        "The number of queues with labels of their own in /metrics; all others share one. "
         f"[{limits.METRICS_QUEUES_MAX}]",
     ),
     Setting(
@@ -613,25 +614,25 @@ SETTINGS: Final = (
         "limit_principal",
         parse_limit_text(limit_values.OF_PRINCIPAL),
         _LIMITS.format(", ".join(limit_values.OF_PRINCIPAL)),
-        "What each principal may, like messages=1000/s+5000,sessions=100. [no limit]",
+        "The limits of each principal, like messages=1000/s+5000,sessions=100. [none]",
     ),
     Setting(
         "limit_address",
         parse_limit_text(limit_values.OF_ADDRESS),
         _LIMITS.format(", ".join(limit_values.OF_ADDRESS)),
-        f"What each address may, but for this machine's own. [{limit_values.ADDRESS_DEFAULT}]",
+        f"The limits of each address, except this machine's own. [{limit_values.ADDRESS_DEFAULT}]",
     ),
     Setting(
         "limit_queue",
         parse_limit_text(limit_values.OF_QUEUE),
         _LIMITS.format(", ".join(limit_values.OF_QUEUE)),
-        "What may be published to each queue whose settings do not say. [no limit]",
+        "The limits of publishing to each queue whose settings have none of their own. [none]",
     ),
     Setting(
         "limit_session",
         parse_limit_text(limit_values.OF_SESSION),
         _LIMITS.format(", ".join(limit_values.OF_SESSION)),
-        "What each session may say beside publishing and settling what it is given. "
+        "The limits of each session's frames, except publishes and the settling of deliveries. "
         f"[{limit_values.SESSION_DEFAULT}]",
     ),
 )

@@ -22,8 +22,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 
 
 class QueueAlert(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A threshold whose breach is told: as a message to a queue of the tenant, to a webhook that
-    the broker's settings name, or to both."""
+    """A threshold whose breach is sent as a message to a queue of the tenant, to a webhook that the
+    broker's settings name, or to both."""
 
     name: str
     when: Literal["lag", "oldest_age_s", "depth", "dead_letters", "parked_keys"]
@@ -269,7 +269,8 @@ def _check_alerts(name: str, alerts: tuple[QueueAlert, ...]) -> None:
         if alert.queue is not None:
             check_name(alert.queue, "the alert's queue")
         if alert.queue == name:
-            raise Refused("invalid_request", f"the alert {alert.name!r} would be told to itself")
+            detail = f"the alert {alert.name!r} goes to the queue that it is about: name another"
+            raise Refused("invalid_request", detail)
 
 
 def check_group_settings(settings: GroupSettings) -> None:

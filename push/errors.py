@@ -38,7 +38,7 @@ CODES: Final = _table(
     Code("group_not_found", 404, False, "no such group"),
     Code("session_not_found", 404, False, "no such session"),
     Code("not_found", 404, False, "no such resource"),
-    Code("method_not_allowed", 405, False, "the resource does not know this method"),
+    Code("method_not_allowed", 405, False, "the resource does not have this method"),
     Code("setting_fixed", 409, False, "this setting cannot change once the queue exists"),
     Code("settings_differ", 409, False, "it exists with other settings than those that were named"),
     Code("would_delete", 409, False, "it would delete messages: confirm how many"),
@@ -51,7 +51,7 @@ CODES: Final = _table(
     Code("invalid_receipt", 400, False, "a receipt that this broker did not give, for this group"),
     Code("position_unknown", 409, False, "the position belongs to another queue or history"),
     Code("message_too_large", 413, False, "a message is larger than its queue allows"),
-    Code("unsupported_encoding", 415, False, "a request body in a coding that is not read here"),
+    Code("unsupported_encoding", 415, False, "the request body has an unknown content coding"),
     Code("request_timeout", 408, True, "the request did not arrive in time"),
     Code("request_too_large", 413, False, "a frame or request body over its limit"),
     Code("header_too_large", 431, False, "a request header over its limit"),
@@ -65,7 +65,7 @@ CODES: Final = _table(
     Code("draining", 503, True, "this gateway is going down; another one answers"),
     Code("unknown", 503, True, "the outcome is unknown: send again under the same id"),
     Code("storage_unavailable", 503, True, "the storage does not answer"),
-    Code("metadata_unavailable", 503, True, "the metadata does not answer; what is known goes on"),
+    Code("metadata_unavailable", 503, True, "the metadata service or store does not answer"),
     Code("internal", 500, True, "a bug of Tocsin; please report it"),
 )
 

@@ -28,7 +28,7 @@ CHARS: Final = -(-BYTES * 4 // 3)
 
 
 class Receipt(NamedTuple):
-    """One delivery of one message."""
+    """Name of a single delivery of a message."""
 
     generation: int
     """The generation of the partition's log (R2)."""

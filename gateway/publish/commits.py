@@ -113,11 +113,11 @@ class GroupCommit:
         self.pending = Backlog()
         """Messages without an answer, of all queues."""
         self.is_scheduled = False
-        """A commit begins in the next turn of the loop, if one is admitted."""
+        """Whether a commit begins in the next turn of the loop, if one is admitted."""
         self._record_bytes_max = limits.RECORD_BYTES_MAX
         self._is_skewed = False
-        """Heavy queues had light ones beside them at the last commit: the owners of messages have
-        to be told apart."""
+        """Whether heavy queues had light ones beside them at the last commit, so that commits have
+        to distinguish the queues of messages."""
 
     def __len__(self) -> int:
         """Return the number of commits under way."""
@@ -235,7 +235,7 @@ class GroupCommit:
 
     def add(self, route: Route, partition: Partition, run: Run) -> int:
         """Put a run into the open record of its partition, in pieces if it is too long. Returns its
-        bytes, which `schedule` is to be told."""
+        bytes, which the caller passes to `schedule`."""
         count, size = len(run.encoded), sum(map(len, run.encoded))
         record = self._open.get(partition)
         if record is None:

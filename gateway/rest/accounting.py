@@ -1,8 +1,8 @@
-"""Accounting of HTTP requests: their usage, and the acts that operations are.
+"""Accounting of HTTP requests: their usage, and operations that are acts of the audit trail.
 
-`Accounts` is the layer under the problem documents: it counts each request and each refusal for its
+`Accounts` is the layer under the problem documents. It counts each request and each refusal for its
 principal and for the queue in the path. An operation with an `act` has a line in the audit trail,
-which `gateway.rest.app.carry_out` begins; its handler adds details by `about` (`act_of`).
+which `gateway.rest.app.carry_out` begins. Its handler adds details by `about` (`act_of`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ class Accounts:
         self._broker = broker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises what the application raises."""
+        """Call the application, and count. Raises what the application raises."""
         code: str | None = None
         why: tuple[str | None, str | None] = (None, None)
         try:
@@ -64,20 +64,23 @@ class Accounts:
 
 
 def _code_of(error: Exception) -> str | None:
-    """None: nothing is refused, its client is gone. A function of its own: a local name for what
-    `refusal` returns, which is mostly `error` itself, would keep error, traceback, frames and the
-    body among them alive for each other until the collector comes around (P9)."""
+    """Return the code of a refusal; None if nothing is refused because the client is gone.
+
+    This is a function of its own because `refusal` mostly returns `error` itself. A local name for
+    it in the caller would make a circle of error, traceback, frames and body. They would stay in
+    memory until the garbage collector runs (P9).
+    """
     refused = refusal(error)
     return refused.code.name if refused is not None else None
 
 
 def actor_of(scope: Scope) -> Actor:
-    """Whoever the access layer has let in, or nobody known."""
+    """Return the actor that the access layer has let in, or one without a principal."""
     return Actor.of(scope.get(ADMISSION), client_address(scope).text or None)
 
 
 def counter_of(scope: Scope, accounting: AccountingWriter, broker: Broker) -> UsageCounter:
-    """Where a request counts: for the queue in its path, if there is one."""
+    """Return the counter of a request: that of the queue in its path, if there is one."""
     principal = actor_of(scope).principal
     if principal is None:
         return accounting.usage.counter(None, None, None)
@@ -87,18 +90,19 @@ def counter_of(scope: Scope, accounting: AccountingWriter, broker: Broker) -> Us
 
 
 def act_of(request: Request) -> AuditedAct:
-    """The act that this request is. Only in handlers of operations that have one."""
+    """Return the act of this request. Only for handlers of operations that have one."""
     act: AuditedAct = request.scope[ACT]
     return act
 
 
 def hash_text(key: str, queue: Queue) -> str:
-    """A key as the trail has it, which may be somebody's name: as parked keys are listed."""
+    """Return the hash of a key for the trail, in the form in which parked keys are listed. The key
+    itself may be somebody's name."""
     return f"{key_hash(key, queue.hash_key):016x}"
 
 
 def key_fields(which: WhichKey, queue: Queue) -> dict[str, Any]:
-    """Which keys a decision is about, as the trail has them."""
+    """Return the fields of the trail that name the keys of a decision."""
     if which.key is not None:
         return {"key_hash": hash_text(which.key, queue)}
     return {"all": True} if which.every else {"key_hash": f"{which.key_hash:016x}"}
@@ -106,7 +110,7 @@ def key_fields(which: WhichKey, queue: Queue) -> dict[str, Any]:
 
 @contextmanager
 def asking(request: Request, named: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, settings are asked for: where that is refused, the trail has what was asked."""
+    """Note the requested settings in the trail if the block is refused."""
     try:
         yield
     except TocsinError:
@@ -115,8 +119,8 @@ def asking(request: Request, named: Mapping[str, Any]) -> Iterator[None]:
 
 
 def changes(before: msgspec.Struct | None, after: msgspec.Struct) -> dict[str, Any]:
-    """The settings that differ, as [before, after]; of what was not there, all that are not left
-    at their default."""
+    """Return the settings that differ, as [before, after]. With `before` None, they are compared
+    with the defaults."""
     was = msgspec.to_builtins(before if before is not None else type(after)())
     now = msgspec.to_builtins(after)
     return {name: [was[name], now[name]] for name in now if was[name] != now[name]}

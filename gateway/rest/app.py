@@ -1,8 +1,8 @@
-"""The HTTP application: operations behind one layer that judges who asks, and problem documents.
+"""The HTTP application: operations behind one layer that judges credentials, and problem documents.
 
-From the outside in: CORS (only where origins are allowed), `Problems` (whatever is raised becomes
-a document), `Accounts` (what is asked and refused is counted), `Access` (who asks; headers that
-every answer has), the router. A layer is an ASGI callable without a task or a queue of its own.
+The layers from the outside in are CORS (if origins are allowed), `Problems` (makes documents of
+errors), `Accounts` (counts requests and refusals), `Access` (credentials, and headers of every
+answer) and the router. A layer is an ASGI callable without a task or a queue of its own.
 """
 
 import asyncio
@@ -54,12 +54,12 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *status.OPERATIONS,
 )
 NAMED: Final = "/v1/queues/"
-"""Below it, paths have names in them."""
+"""Beginning of the paths that have names in them."""
 _ONCE: Final = frozenset({b"host", b"origin", b"authorization", b"cookie"})
 
 
 class Access:
-    """ASGI: who asks, decided once for all operations; public paths are answered to anybody."""
+    """The ASGI layer that judges credentials once for all operations. Public paths need none."""
 
     def __init__(
         self,
@@ -82,9 +82,10 @@ class Access:
         self._leaving = leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises Refused: unauthorized, origin_refused, invalid_name, rate_limited."""
-        # By scope["path"], which the router goes by too; a URL made with the Host header is the
-        # client's word.
+        """Judge a request, then call the router. Raises Refused: unauthorized, origin_refused,
+        invalid_name, rate_limited."""
+        # By scope["path"], which the router uses too. A URL made with the Host header would be
+        # what the client claims.
         if not self._is_public(scope["path"]):
             admission = scope[ADMISSION] = self.judge(scope)
             allowance = scope[ALLOWANCE] = self._limiter.allowance(
@@ -99,8 +100,8 @@ class Access:
 
     @staticmethod
     def check_once(scope: Scope) -> None:
-        """A proxy and we might each believe another one of two. Raises Refused: unauthorized,
-        invalid_request."""
+        """Check that no important header came twice, because a proxy and this gateway might each
+        use another one of them. Raises Refused: unauthorized, invalid_request."""
         seen: set[bytes] = set()
         for name, _ in scope["headers"]:
             if name in _ONCE:
@@ -109,8 +110,8 @@ class Access:
                 seen.add(name)
 
     def judge(self, scope: Scope) -> Admission:
-        """Return who asks. Raises Refused: unauthorized, origin_refused, invalid_request,
-        rate_limited."""
+        """Return the admission of a request. Raises Refused: unauthorized, origin_refused,
+        invalid_request, rate_limited."""
         self.check_once(scope)
         is_read = scope["method"] in {"GET", "HEAD"}
         headers, client = Headers(scope=scope), client_address(scope)
@@ -127,8 +128,8 @@ class Access:
         return admission
 
     def guessing(self, scope: Scope) -> AbstractContextManager[None]:
-        """Guard a guess with `Limiter.guessing`. A request without a credential is refused for
-        that, and has guessed nothing; a cookie cannot be guessed."""
+        """Count a wrong credential, by `Limiter.checking_credential`. A request without a
+        credential is refused, but is no guess. A cookie cannot be guessed."""
         now = asyncio.get_running_loop().time()
         return self._limiter.checking_credential(_address(scope), now=now)
 
@@ -136,7 +137,8 @@ class Access:
         return path in self._public or path.startswith(self._below)
 
     def finishing(self, scope: Scope, send: Send) -> Send:
-        """Adds what every answer has, problems included; and to whom it knows, who answers."""
+        """Return a `send` that adds the headers of every answer, problems included. A client with
+        access also gets the names of the gateways."""
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -154,13 +156,13 @@ class Access:
 
 
 def _address(scope: Scope) -> str | None:
-    """The name under which what comes from there is counted; None: it is not."""
+    """Return the name under which an address is counted; None if it is not counted."""
     return name_of(client_address(scope).text)
 
 
 def _check_slashes(scope: Scope) -> None:
-    """A slash in a name arrives quoted; the router, which goes by the path unquoted, would take it
-    for the end of the name, and find nothing or something else."""
+    """Raise Refused(invalid_name) for a quoted slash in a name. The router uses the unquoted path.
+    It would take the slash for the end of the name, and find nothing or something else."""
     if b"%2f" in scope["raw_path"].lower() and scope["path"].startswith(NAMED):
         for part in scope["raw_path"].decode("ascii", "replace").split("/"):
             if "/" in unquote(part):
@@ -186,11 +188,11 @@ class Application:
         limiter: Limiter | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`polls`: the sessions by long poll; None: there are none. `routes` are further ones
-        that OpenAPI does not describe (pages), `public` the paths among them that need no
-        credentials, where `/…/*` stands for everything below it. `wall`: unix seconds.
-        `incoming`: what bodies count in; None: their own. `limiter`: how much anybody may; None:
-        as much as they like."""
+        """`polls` are the sessions by long poll; None if there are none. `routes` are further
+        routes that OpenAPI does not describe, such as pages. `public` are the paths among them
+        that need no credentials; `/…/*` stands for everything below it. `wall` returns unix
+        seconds. `incoming` is the budget that bodies count in; None for one of their own.
+        `limiter` None means no limits."""
         self.polls = polls
         self.auth = auth
         self.accounting = accounting or AccountingWriter()
@@ -225,7 +227,7 @@ class Application:
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers HTTP. WebSockets never come here: the protocol class handles them."""
+        """Answer HTTP. WebSockets never come here, because their protocol class handles them."""
         assert scope["type"] == "http", scope["type"]
         scope[INCOMING] = self._incoming
         scope["app"] = self  # Starlette's router then raises 404 and 405 instead of answering

@@ -1,6 +1,6 @@
-"""/openapi.json: OpenAPI 3.1, made from the operations and the msgspec structs they name.
+"""/openapi.json: OpenAPI 3.1, made from the operations and the msgspec structs that they name.
 
-Nothing is described twice: what the decoder checks is what the schema says.
+Nothing is described twice, so the schema says what the decoder checks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from runtime.operation import JSON
 from runtime.problems import MEDIA_TYPE, Problem
 
 VERSION: Final = "1"
-"""Version of the API (`/v1`), not of the broker."""
+"""Version of the API (`/v1`). The broker has its own."""
 EVERYWHERE: Final = ("internal",)
 BEHIND_ACCESS: Final = (
     "unauthorized",
@@ -28,19 +28,19 @@ BEHIND_ACCESS: Final = (
 """Codes of every operation that is not public."""
 _REFERENCE: Final = "#/components/schemas/{name}"
 _PARAMETERS: Final = {
-    "queue": "The queue's name: 1 to 128 of A-Z a-z 0-9 . _ - and not . _ - first.",
+    "queue": "The queue's name: 1 to 128 of A-Z a-z 0-9 . _ - and the first a letter or digit.",
     "group": "The group's name, of the same form.",
     "session": "The session's id, from its `welcome`.",
 }
 
 
 def encode(operations: Sequence[Operation]) -> bytes:
-    """The document as JSON."""
+    """Return the document as JSON."""
     return msgspec.json.encode(document(operations))
 
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """The document, as plain dicts and lists."""
+    """Return the document as plain dicts and lists."""
     types = _types(operations)
     schemas, components = msgspec.json.schema_components(
         [documented(kind) for kind in types], ref_template=_REFERENCE
@@ -61,8 +61,8 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
             "version": VERSION,
             "summary": "A push-based notification broker with durable, per-key-ordered queues.",
             "description": "Errors are problem documents (RFC 9457) with a stable `code`. A "
-            "request body is JSON whatever its Content-Type says; of a key that stands twice in "
-            "one object the last one counts.",
+            "request body is JSON, whatever its Content-Type says. If a name is twice in one "
+            "object, the last one counts.",
         },
         "paths": paths,
         "components": {
@@ -71,8 +71,9 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "TOCSIN_TOKEN. A broker without one answers on loopback only. A "
-                    "browser may have the cookie of POST /v1/access instead.",
+                    "description": "TOCSIN_TOKEN, a token that an operator made, or a JWT. A "
+                    "broker without credentials answers on loopback only. A browser may use the "
+                    "cookie of POST /v1/access instead.",
                 }
             },
         },
@@ -144,12 +145,12 @@ def _answer(answer: Answer, schemas: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _problems(operation: Operation) -> dict[str, list[str]]:
-    """HTTP status → the codes that come with it."""
+    """Return the codes of an operation by HTTP status."""
     names = {*operation.errors, *EVERYWHERE}
     if not operation.public:
         names |= {*BEHIND_ACCESS}
     if operation.request is not None:
-        # Too much of everybody's bodies is incomplete, and not every coding is read.
+        # Too many bodies may be incomplete in all, and not every content coding is read.
         names |= {"overloaded", "unsupported_encoding"}
     by_status: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -171,8 +172,8 @@ def _codes() -> dict[str, Any]:
 
 @cache
 def documented(kind: Any) -> Any:
-    """The type, or a stand-in of the same shape where msgspec cannot describe it: a field of type
-    Raw with a default (`Message.body`) has no JSON form of its default."""
+    """Return the type, or a stand-in of the same shape if msgspec cannot describe it. A field of
+    type Raw with a default (`Message.body`) has no JSON form of its default."""
     if get_origin(kind) is Annotated:
         inner, *metadata = get_args(kind)
         return Annotated[(documented(inner), *metadata)]

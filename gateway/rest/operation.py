@@ -1,11 +1,11 @@
-"""An HTTP operation: its place, its handler, its right, and what OpenAPI says of it, in one value.
+"""An HTTP operation: its place, its handler, its right, and its text in OpenAPI, in one value.
 
 Routes and `/openapi.json` are made from the same table of operations, so that neither can lack
 what the other has. A handler reads its request with the functions below and those of
-runtime.operation, and returns a `reply`; everything that is wrong it raises.
+runtime.operation, and returns a `reply`. It raises every error.
 
 A `need` says which right lets an operation run. `gateway.rest.app.carry_out` checks it, before the
-handler and nowhere else. The rights of frames, each of which names a queue, are checked in
+handler and nowhere else. Frames have rights too, and each names a queue. Those are checked in
 `gateway.session.session` and `gateway.session.subscriptions`.
 """
 
@@ -45,25 +45,25 @@ Need = Literal[
 NEEDS: Final[Mapping[Need, str]] = {
     "publish": "`publish` on the queue, for each message on its key",
     "consume": "`consume` on the queue",
-    "read": "`read` on the queue; where it is one on some keys only, for one of these",
+    "read": "`read` on the queue; if it covers some keys only, for one of these",
     "manage": "`manage` on the queue",
     "consume or manage": "`consume` or `manage` on the queue",
     "consume or manage or observe": "`consume`, `manage` or `observe` on the queue",
     "manage every": "`manage` on every queue: `manage:*`",
     "observe every": "`observe` or `manage` on every queue: `observe:*`",
     "any": "any right on the queue, which decides what is shown of it",
-    "own": "nothing: it is about what is one's own",
-    "nothing": "nothing beyond being let in",
+    "own": "no right beyond valid credentials, because it only concerns the client itself",
+    "nothing": "no right beyond valid credentials",
 }
 """Meaning of each need, for the documents."""
 EVERY: Final = "*"
-"""No queue is called so: only a right whose pattern it is, or one as wide, fits it."""
+"""A name that no queue has. Only a right with this pattern, or one as wide, covers it."""
 
 
 # enforces: P11
 def check_need(need: Need, rights: Rights, queue: str | None) -> None:
-    """Raises Refused(forbidden), which names the right that is missing. `queue` None: the operation
-    names none, and shows only what there is a right to."""
+    """Raise Refused(forbidden), with the missing right, unless the need is met. `queue` is None if
+    the operation names no queue, and shows only what there is a right to."""
     if need == "manage every":
         rights.check("manage", EVERY)
     if need == "observe every":
@@ -81,14 +81,14 @@ def check_need(need: Need, rights: Rights, queue: str | None) -> None:
 
 Handler = Callable[[Broker, Request], Awaitable[Response]]
 ADMISSION: Final = "tocsin.admission"
-"""Where the access layer leaves the Admission in the ASGI scope."""
+"""Key of the ASGI scope under which the access layer leaves the Admission."""
 ALLOWANCE: Final = "tocsin.allowance"
-"""Where it leaves the Allowance that the request is charged to."""
+"""Key under which it leaves the Allowance that the request is charged to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer that is not a problem. `body` is a msgspec type, None where there is no body."""
+    """An answer that is not a problem. `body` is a msgspec type, or None for no body."""
 
     description: str
     body: Any = None
@@ -114,67 +114,67 @@ class Operation:
     handler: Handler
     answers: Mapping[int, Answer]
     needs: Need | None = None
-    """The right without which the handler does not run; None only where it is public (P11)."""
+    """The right without which the handler does not run; None only if it is public (P11)."""
     request: Any = None
-    """The msgspec type of the request body, None where none is read."""
+    """The msgspec type of the request body; None if no body is read."""
     query: Sequence[Parameter] = ()
     errors: Sequence[str] = field(default=())
-    """Codes that this operation has beside those every operation has."""
+    """Codes of this operation, in addition to those of every operation."""
     act: str | None = None
-    """Name in the audit trail; None: it is work, or a look, and no act."""
+    """Name in the audit trail; None if it is no act."""
     public: bool = False
-    """Answered without credentials: for supervisors, tells nothing about the content."""
+    """Whether it is answered without credentials. Then it shows nothing of queues."""
 
     def __post_init__(self) -> None:
-        """Refuse to start without a need, so that none can be forgotten."""
+        """Refuse an operation that has no need and is not public, so that no need is forgotten."""
         if self.public is not (self.needs is None):
             raise ValueError(f"{self.method} {self.path}: needs a right, or is public")
 
     @property
     def name(self) -> str:
-        """The operationId."""
+        """Its operationId."""
         return self.handler.__name__
 
 
 def admission(request: Request) -> Admission:
-    """Return who asks, and for how long; set by the access layer before the handler of an operation
-    that is not public runs."""
+    """Return the admission of a request. The access layer sets it before the handler of an
+    operation that is not public runs."""
     found: Admission = request.scope[ADMISSION]
     return found
 
 
 def authenticator(request: Request) -> Authenticator:
-    """Return what judges credentials here."""
+    """Return the authenticator of this gateway."""
     found: Authenticator = request.app.auth
     return found
 
 
 def audit_of(request: Request) -> Audit:
-    """The audit trail."""
+    """Return the audit trail."""
     accounting: AccountingWriter = request.app.accounting
     return accounting.audit
 
 
 def allowance(request: Request) -> Allowance:
-    """Return what this request is charged to; set like `admission`."""
+    """Return the allowance that a request is charged to. It is set like the admission."""
     found: Allowance = request.scope[ALLOWANCE]
     return found
 
 
 def principal(request: Request) -> Principal:
-    """Return who asks."""
+    """Return the principal of a request."""
     return admission(request).principal
 
 
 def rights(request: Request) -> Rights:
-    """Return the rights of who asks."""
+    """Return the rights of a request."""
     return admission(request).rights
 
 
 def check_rights(operation: Operation, request: Request) -> None:
-    """Before the handler of an operation runs, and before anything is looked up: the answer is the
-    same whether or not there is such a queue (P11). What an operation needs on single keys, or on
-    a second queue, its handler checks.
+    """Check the need of an operation, before its handler runs and before anything is looked up. So
+    the answer is the same whether or not there is such a queue (P11). The handler itself checks
+    rights on single keys, or on a second queue.
 
     Raises:
         Refused: forbidden, which names the right; invalid_name.
@@ -185,30 +185,30 @@ def check_rights(operation: Operation, request: Request) -> None:
 
 
 def queue_name(request: Request) -> str:
-    """The queue's name of the path. Raises Refused(invalid_name)."""
+    """Return the queue's name of the path. Raises Refused(invalid_name)."""
     name: str = request.path_params["queue"]
     check_name(name, "the queue's name")
     return name
 
 
 def group_name(request: Request) -> str:
-    """The group's name of the path. Raises Refused(invalid_name)."""
+    """Return the group's name of the path. Raises Refused(invalid_name)."""
     name: str = request.path_params["group"]
     check_name(name, "the group's name")
     return name
 
 
 def find_queue(broker: Broker, request: Request) -> Queue:
-    """The queue of the path. Raises Refused: invalid_name, queue_not_found."""
+    """Return the queue of the path. Raises Refused: invalid_name, queue_not_found."""
     return broker.find_queue(principal(request), queue_name(request))
 
 
 async def find_names(operation: Operation, broker: Broker, request: Request) -> None:
-    """Before the handler of an operation runs: a queue or a group of the path that is not known
-    here, and may have been made through another gateway just now, is known when this returns.
+    """Learn of a queue or a group of the path that was just made through another gateway. This is
+    called before the handler of an operation runs.
 
     Raises:
-        Refused: metadata_unavailable: nobody can say whether it is there.
+        Refused: metadata_unavailable if nobody can say whether it exists.
     """
     if "queue_not_found" not in operation.errors or not broker.metadata.is_shared:
         return
@@ -223,10 +223,10 @@ async def find_names(operation: Operation, broker: Broker, request: Request) -> 
 
 
 async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -> bytes:
-    """The whole request body of who is still let in when it is there.
+    """Receive the whole request body, and check that the sender's credential is still good then.
 
     Raises:
-        Refused: as runtime.operation.read_body; unauthorized: its sender's credential has ended
+        Refused: as runtime.operation.receive_body does; unauthorized if the credential has ended
             meanwhile.
         ClientDisconnect: the client went away in the middle.
     """
@@ -238,7 +238,7 @@ async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -
 
 
 def _check_still(request: Request, after_s: float) -> None:
-    """Check that the credential is still good: it was judged when the header came, and a body may
+    """Check that the credential is still good. It was judged when the header came, and a body may
     take half a minute. Nothing is begun for one that has ended since (P11). Raises
     Refused(unauthorized)."""
     found = admission(request)
@@ -251,23 +251,25 @@ def _check_still(request: Request, after_s: float) -> None:
 def query_number(
     request: Request, name: str, *, low: int = 0, high: int, default: int | None = None
 ) -> int | None:
-    """A number of the query; `default` where it is not there. Raises Refused(invalid_request)."""
+    """Return a number of the query, or `default` if it is left out. Raises
+    Refused(invalid_request)."""
     text = request.query_params.get(name)
     if text is None:
         return default
     number = whole_number(text)
     if number is None or not low <= number <= high:
-        raise Refused("invalid_request", f"{name} is a number {low} to {high}")
+        raise Refused("invalid_request", f"{name} is a number from {low} to {high}")
     return number
 
 
 def query_limit(request: Request, high: int, default: int) -> int:
-    """How many of something are wanted at most: `limit`. Raises Refused(invalid_request)."""
+    """Return `limit`, the largest number of things to return. Raises Refused(invalid_request)."""
     return query_number(request, "limit", low=1, high=high, default=default) or default
 
 
 def query_flag(request: Request, name: str) -> bool:
-    """`true` or `false`; left out: false. Raises Refused(invalid_request)."""
+    """Return whether a flag of the query is `true`; False if it is left out. Raises
+    Refused(invalid_request)."""
     text = request.query_params.get(name, "false")
     if text not in ("true", "false"):
         raise Refused("invalid_request", f"{name} is true or false")
@@ -275,6 +277,6 @@ def query_flag(request: Request, name: str) -> bool:
 
 
 def limit_parameter(high: int) -> Parameter:
-    """`limit`, as OpenAPI has it."""
+    """Describe `limit` for OpenAPI."""
     schema = {"type": "integer", "minimum": 1, "maximum": high}
-    return Parameter("limit", "How many at most.", schema)
+    return Parameter("limit", "The largest number to return.", schema)

@@ -1,14 +1,14 @@
-"""The pages: a demo and a console for the browser, and the modules that they load. Files alone.
+"""The pages: a demo and a console for the browser, and the modules that they load, as files.
 
     /                          -> /demo
     /demo, /console            clients/browser/demo.html, console.html; with a slash -> without
     /assets/browser/<path>     clients/browser/<path>
-    /assets/tocsin/<path>      clients/javascript/src/<path>: the client that the pages use
+    /assets/tocsin/<path>      clients/javascript/src/<path>, the client that the pages use
 
-They hold no data, so they need no credentials: what they show they ask for under /v1. A request
-never names a file: all files that may be served are known beforehand, and the path is looked up
-among them. So no dots, quoted slashes, NUL or links lead anywhere else. What changes in the folders
-is seen a second later.
+They hold no data and need no credentials, because they request what they show under /v1. A request
+never names a file. All files that may be served are known beforehand, and the path is looked up
+among them. So no dots, quoted slashes, NUL or links lead anywhere else. A change in the folders is
+seen a second later.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ MEDIA_TYPES: Final = {
     ".svg": "image/svg+xml",
     ".woff2": "font/woff2",
 }
-"""Nothing else is served: no notes, no maps, nothing that begins with a dot."""
+"""Suffixes of the files that are served. Files that begin with a dot are not served either."""
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -61,38 +61,38 @@ POLICY: Final = "; ".join(
 )
 """Policy of the pages. Whatever a message's body holds, nothing in it runs or loads."""
 LOOK_AGAIN_S: Final = 1.0
-"""Age that knowledge of the folders may have."""
+"""Largest age of knowledge of the folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Routes beside the API (a demo page, a console); `public` names the paths among them that
-    need no credentials, where `/…/*` stands for everything below it."""
+    """Routes in addition to the API, such as a console. `public` names the paths among them that
+    need no credentials; `/…/*` stands for everything below it."""
 
     routes: Sequence[BaseRoute] = ()
     public: Sequence[str] = ()
 
 
 NO_PAGES: Final = Pages()
-"""Nothing beside the API."""
+"""No pages, only the API."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """File that is served at a path."""
+    """A file that is served at a path."""
 
     body: bytes
     etag: str
     media_type: str
     stamp: tuple[int, int, int]
-    """State of the file when it was read: another one means that it has changed."""
+    """State of the file when it was read. Another state means that it has changed."""
 
 
 class Site:
-    """The files of a checkout. `now`: monotonic seconds."""
+    """The files of a checkout. `now` returns monotonic seconds."""
 
     def __init__(self, checkout: Path = CHECKOUT, *, now: Callable[[], float] = monotonic) -> None:
-        """Nothing is read yet: `open` does it, or the first request."""
+        """Read nothing yet. `open` or the first request reads the files."""
         self._checkout = checkout
         self._now = now
         self._files: dict[str, File] = {}
@@ -100,12 +100,12 @@ class Site:
         self._looked_at = -inf
 
     def __len__(self) -> int:
-        """Files that are served."""
+        """Return the number of files that are served."""
         return len(self._files)
 
     def open(self) -> None:
-        """Read them all and say in the log what there is; blocking. Without their folders there are
-        none, and each answer says so."""
+        """Read all files and log what there is; blocking. Without their folders there are none, and
+        each answer says so."""
         self._look()
         self._looked_at = self._now()
         if missing := self.missing():
@@ -114,7 +114,7 @@ class Site:
             logger.info("pages: /demo and /console, from %s", self._checkout / "clients")
 
     def missing(self) -> str | None:
-        """A sentence about what is not there; None: all is."""
+        """Return a sentence about missing folders; None if none is missing."""
         folders = [str(one) for one in FOLDERS.values() if not (self._checkout / one).is_dir()]
         if not folders:
             return None
@@ -124,10 +124,10 @@ class Site:
         )
 
     def find(self, path: str) -> File:
-        """The file of `browser/demo.html` and the like.
+        """Return the file of a path such as `browser/demo.html`.
 
         Raises:
-            Refused: not_found; where folders are missing, with what to do.
+            Refused: not_found; if folders are missing, with what to do.
         """
         file = self._files.get(path)
         if file is None:
@@ -135,7 +135,7 @@ class Site:
         return file
 
     async def refresh(self) -> None:
-        """Look for changes, in a thread: at most once a second."""
+        """Look for changes, in a thread, at most once a second."""
         if self._refreshing is None and self._now() - self._looked_at >= LOOK_AGAIN_S:
             looking = asyncio.get_running_loop().run_in_executor(None, self._look)
             looking.add_done_callback(self._on_refreshed)
@@ -148,7 +148,8 @@ class Site:
         self._looked_at = self._now()
 
     def _look(self) -> None:
-        """Blocking. A file that cannot be read, or is too much, is left out and told."""
+        """Read changed files; blocking. A file that cannot be read, or is too much, is left out,
+        and a warning is logged."""
         found: dict[str, File] = {}
         room = limits.PAGES_BYTES_MAX
         for path, place in self._places():
@@ -177,7 +178,7 @@ class Site:
 
 
 def _read(place: Path, known: File | None) -> File | None:
-    """The file, read anew if it is not the one that is known; None: it is too large, or no file."""
+    """Return the file, read anew if it has changed; None if it is too large, or no file."""
     status = place.lstat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > limits.PAGE_FILE_BYTES_MAX:
         return None
@@ -191,7 +192,7 @@ def _read(place: Path, known: File | None) -> File | None:
 
 
 def pages(site: Site) -> Pages:
-    """Their routes."""
+    """Make the routes of the pages."""
 
     async def page(request: Request) -> Response:
         await site.refresh()

@@ -1,7 +1,7 @@
-"""Which figures of a queue and its groups a right shows: what it needs, and no more. Pure.
+"""The figures of a queue and its groups that each right shows: those that it needs, no more. Pure.
 
-A right on some keys only shows that the queue is there. Every other figure is about more than
-these keys: settings, depth, groups and their lag, who consumes.
+A right that covers some keys only shows that the queue exists. Every other figure is about more
+than these keys: settings, depth, groups and their lag, consumers.
 """
 
 from collections.abc import Mapping
@@ -33,25 +33,25 @@ QUEUE_FIELDS: Final[Mapping[str, frozenset[Verb]]] = {
     "dead_letters": _CONTENT,
     "groups": _GROUPS,
 }
-"""The rights on a whole queue that show a field of its description. A field that is not here is
-shown with any right, also one on some keys."""
+"""Field of a queue's description → the rights on the whole queue that show it. Every other field is
+shown by any right, even one that covers some keys only."""
 SETTINGS_FIELDS: Final[Mapping[str, frozenset[Verb]]] = {"alerts": _OPERATION}
-"""The same of its settings."""
+"""The same for its settings."""
 GROUP_FIELDS: Final[Mapping[str, frozenset[Verb]]] = {"members": _CONSUMERS, "absent": _CONSUMERS}
-"""The same of a group's description."""
+"""The same for a group's description."""
 PLACE_FIELDS: Final[Mapping[str, frozenset[Verb]]] = {"owner": _CONSUMERS, "member": _CONSUMERS}
-"""The same of one partition of a group."""
+"""The same for one partition of a group."""
 TABLE: Final[Mapping[str, frozenset[Verb]]] = {
     **QUEUE_FIELDS,
     **{f"settings.{name}": verbs for name, verbs in SETTINGS_FIELDS.items()},
     **{f"group.{name}": verbs for name, verbs in GROUP_FIELDS.items()},
     **{f"group.partitions.{name}": verbs for name, verbs in PLACE_FIELDS.items()},
 }
-"""All of it, for the documents."""
+"""All fields and rights, for the documents."""
 
 
 def verbs_on_all(rights: Rights, queue: str) -> frozenset[Verb]:
-    """The verbs that are allowed on every key of a queue."""
+    """Return the verbs that are allowed on every key of a queue."""
     found = ((verb, rights.keys(verb, queue)) for verb in VERBS)
     return frozenset(verb for verb, keys in found if keys is not None and keys.is_all)
 
@@ -62,12 +62,12 @@ def shows_groups(rights: Rights, queue: str) -> bool:
 
 
 def shows_depth(rights: Rights, queue: str) -> bool:
-    """Whether it may be seen how much a queue holds."""
+    """Whether the depth of a queue may be seen."""
     return bool(_CONTENT & verbs_on_all(rights, queue))
 
 
 def queue_view(described: View, rights: Rights) -> dict[str, Any]:
-    """The part of a queue's description that these rights show."""
+    """Return the part of a queue's description that these rights show."""
     name = str(described["name"])
     verbs = verbs_on_all(rights, name)
     view = _part(described, QUEUE_FIELDS, verbs)
@@ -79,7 +79,7 @@ def queue_view(described: View, rights: Rights) -> dict[str, Any]:
 
 
 def _letters_view(letters: View, queue: str, rights: Rights) -> View:
-    """How much a queue of another name holds is for those who have a right there."""
+    """Leave out the depth of a dead-letter queue of another name, unless the rights show it."""
     dead = str(letters["queue"])
     if dead == queue + DEAD_LETTERS or shows_depth(rights, dead):
         return letters
@@ -87,7 +87,7 @@ def _letters_view(letters: View, queue: str, rights: Rights) -> View:
 
 
 def group_view(described: View, rights: Rights, queue: str) -> dict[str, Any]:
-    """The part of a group's description that these rights show."""
+    """Return the part of a group's description that these rights show."""
     verbs = verbs_on_all(rights, queue)
     view = _part(described, GROUP_FIELDS, verbs)
     view["partitions"] = [_part(place, PLACE_FIELDS, verbs) for place in view["partitions"]]

@@ -155,7 +155,7 @@ def test_the_master_key_is_in_one_place() -> None:
     assert (describe(config)["master_key"], key[:8] in str(describe(config))) == ("set", False)
     config, _ = load({**HOME, "TOCSIN_MASTER_KEY_PROVIDER": "our.kms:key"})
     assert config.master_key_provider == "our.kms:key"
-    with pytest.raises(ConfigError, match=r"_KEY and TOCSIN_MASTER_KEY_FILE are both given"):
+    with pytest.raises(ConfigError, match=r"_KEY and TOCSIN_MASTER_KEY_FILE are both set"):
         load({**HOME, "TOCSIN_MASTER_KEY": key, "TOCSIN_MASTER_KEY_FILE": "k"})
 
 
@@ -326,7 +326,7 @@ def test_half_a_setting_is_none(environ: dict[str, str], sentence: str) -> None:
 def test_a_switch_that_changes_nothing_is_told() -> None:
     environ = {"TOCSIN_TLS_CERT": "/c", "TOCSIN_TLS_KEY": "/k", "TOCSIN_PLAIN": "yes"}
     _, (warning,) = load({**HOME, **environ})
-    assert "TOCSIN_PLAIN changes nothing" in warning
+    assert "TOCSIN_PLAIN has no effect" in warning
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "[::1]", "localhost"])
@@ -337,7 +337,7 @@ def test_this_machine_needs_no_token(host: str) -> None:
 
 def test_an_unknown_variable_is_reported_with_its_neighbour() -> None:
     _, (warning,) = load({**HOME, "TOCSIN_PROT": "1", "OTHER": "x", "TOCSIN_URL": "http://x"})
-    assert warning == "TOCSIN_PROT is no setting of Tocsin and changes nothing; " + (
+    assert warning == "TOCSIN_PROT is no setting of Tocsin and has no effect; " + (
         "did you mean TOCSIN_PORT?"
     )
 

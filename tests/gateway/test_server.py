@@ -407,7 +407,7 @@ async def test_what_cannot_start_says_why_in_a_sentence(spawn: Any, tmp_path: Pa
             ({"TOCSIN_PORT": str(taken.getsockname()[1])}, "is taken by another process"),
             ({"TOCSIN_PORT": "http"}, "TOCSIN_PORT is 'http'; it must be a whole number"),
             ({"TOCSIN_HOST": "0.0.0.0"}, "set TOCSIN_TOKEN"),
-            ({"TOCSIN_HOST": "0.0.0.0", "TOCSIN_TOKEN": "t" * 20}, "or accept that tokens"),
+            ({"TOCSIN_HOST": "0.0.0.0", "TOCSIN_TOKEN": "t" * 20}, "to accept that tokens"),
             ({"TOCSIN_DATA_DIR": str(tmp_path / "file" / "x")}, "Not a directory"),
         ):
             broker = await spawn(SERVE, **environ)
@@ -421,7 +421,7 @@ async def test_what_cannot_start_says_why_in_a_sentence(spawn: Any, tmp_path: Pa
 async def test_an_unknown_variable_is_warned_of(spawn: Any) -> None:
     broker = await spawn(SERVE, TOCSIN_PROT="1")
     assert (await broker.line()).startswith("Tocsin listens on http://127.0.0.1:")
-    await broker.log("TOCSIN_PROT is no setting of Tocsin and changes nothing; did you mean")
+    await broker.log("TOCSIN_PROT is no setting of Tocsin and has no effect; did you mean")
 
 
 def test_the_help_names_every_setting() -> None:
