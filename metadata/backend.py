@@ -2,10 +2,10 @@
 
 `Store` is what `metadata.catalog_service` requires. One SQLite file implements it for one gateway
 (`metadata.sqlite.catalog`), and `metadata.row_store` for several gateways that share a database.
-With the second one others change rows too: a write that was decided upon older rows is `Stale`; the
-rules read the news and decide again, so that no change is lost.
+With the second one others change rows too. A write that was decided upon older rows is then
+`Stale`. The rules read the news and decide again, so that no change is lost.
 
-`Database` is what `metadata.row_store` requires: it compares and sets. Rows are kinds of ids with
+`Database` is what `metadata.row_store` requires. It compares and sets. Rows are kinds of ids with
 values, which only `metadata.row_store` understands. Each change is one compare-and-set on the
 version of the whole catalog. A version bears a random stamp of the change. The stamp distinguishes
 two histories with one number (R30), and a gateway without an answer learns from it whether its
@@ -177,7 +177,7 @@ class Store(Protocol):
 
 
 CHANGES_KEPT: Final = 1000
-"""Number of changes that are kept; a gateway that has missed more reads everything again."""
+"""Number of changes that are kept. A gateway that has missed more reads everything again."""
 Write = tuple[str, str, bytes]
 """Kind, id, value; b"" when the row no longer exists."""
 

@@ -1,6 +1,6 @@
-"""Values of the catalog: queues, groups, their settings, deleted queues, names.
+"""Values of the catalog: queues, groups, their settings, deleted queues, names. Pure.
 
-Pure: validation and the question which settings may change. Durations are seconds.
+Checks of settings are here too, and which of them may change. Durations are seconds.
 """
 
 import re
@@ -74,7 +74,7 @@ DEAD_LETTERS: Final = ".dead-letters"
 
 
 class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The settings of a group. None: the queue's."""
+    """The settings of a group. None stands for the queue's own value."""
 
     start: Literal["earliest", "latest"] = "earliest"
     semantics: Literal["at_least_once", "at_most_once"] = "at_least_once"
@@ -89,7 +89,7 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """The caller of every method; rights are checked where they are enforced."""
+    """The caller of a method. Rights are checked elsewhere, where they are enforced."""
 
     name: str
     tenant: str = "default"
@@ -112,19 +112,19 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[int, ...]
     """The partitions on the ring, sorted; more than 0..n-1 only after a repartition (R27)."""
     hash_key: bytes
-    """Keys the hash that routes and gates; 16 random bytes."""
+    """16 random bytes that key the hash by which messages are routed and gated."""
     lineage: tuple[tuple[int, int], ...] = ()
     """(sealed partition, successor) pairs; empty until the first repartition (R27)."""
     clusters: tuple[str, ...] = ()
-    """The storage clusters of the partitions: number n is at the n-th of them, modulo their number.
-    Fixed when the queue is created. Empty when all are at the first configured cluster."""
+    """The storage clusters of the partitions. Number n is at the n-th of them, modulo their number.
+    They are fixed when the queue is created. Empty if all are at the first configured cluster."""
     paused: bool = False
-    """Whether an operator has stopped deliveries to groups. Not a setting: putting settings leaves
-    it."""
+    """Whether an operator has stopped deliveries to groups. It is no setting, so changes of
+    settings leave it."""
 
 
 GroupStart = Literal["earliest", "latest"] | int
-"""Where a new group starts; a number is a time in unix milliseconds."""
+"""The place where a new group starts. A number is a time in unix milliseconds."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +136,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ms: int
     settings: GroupSettings
     start: GroupStart | None = None
-    """The requested start, if the settings do not name one. Cursors must be created there (R11)."""
+    """The requested start, if the settings do not name one. Cursors are created there (R11)."""
 
     @property
     def begins(self) -> GroupStart:
@@ -156,14 +156,14 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 
     group_id: str
     generation: int
-    """Grows with every change, over restarts too: a row that nobody has changed yet already has a
-    generation above all before."""
+    """Number that grows with every change, over restarts too. Even a row that nobody has changed
+    yet has a generation above all earlier ones."""
     members: tuple[str, ...]
     """Consumers, sorted."""
     assignment: dict[int, str]
     """Partition number → consumer."""
     lingers: dict[str, float] = {}
-    """Consumer → for how many seconds after the start of the next gateway its place waits for it.
+    """Consumer → seconds after the start of the next gateway for which its place waits for it.
     Other consumers are not waited for. A row with some of these outlives its gateway."""
     gateways: dict[str, tuple[str, ...]] = {}
     """Gateway → those of the members that are connected to it, sorted. Empty where one gateway
@@ -176,7 +176,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     draining: dict[int, Drain] = {}
     """Partition → the consumer that must let go of it before the next one begins (R20)."""
     begun_anew: int = 0
-    """Number of times that the group's cursors were set anew: earlier deliveries do not count."""
+    """Number of times that the group's cursors were set anew. Earlier deliveries do not count."""
 
 
 def check_name(name: str, what: str) -> None:
@@ -185,7 +185,8 @@ def check_name(name: str, what: str) -> None:
     if not NAME.fullmatch(name):
         raise Refused(
             "invalid_name",
-            f"{what}: 1 to {limits.NAME_BYTES_MAX} of A-Z a-z 0-9 . _ - and not . _ - first",
+            f"{what}: 1 to {limits.NAME_BYTES_MAX} of A-Z a-z 0-9 . _ - and a letter or digit "
+            "first",
         )
 
 
@@ -198,15 +199,15 @@ def dead_letter_name(queue: Queue) -> str:
 
 
 def other_dead_letter_queue(name: str, named: str | None) -> str | None:
-    """Return the queue that is named for the dead letters of the queue `name`, unless it is the one
-    that belongs to it by its name (then None): rights on `name` say nothing about another queue."""
+    """Return the queue that is named for the dead letters of the queue `name`; None if it is the
+    one that belongs to `name` by its own name. Rights on `name` say nothing about another queue."""
     return None if named in (None, name + DEAD_LETTERS) else named
 
 
 class DeadLetterCircle(Refused):
-    """Error: dead letters would come back to where they died. `way`: the names of the queues that
-    they go through; the last is the first again. The text names only the first queue and those that
-    `sees` allows."""
+    """Error: dead letters would come back to where they died. `way` names the queues that they go
+    through; the last is the first again. The text names only the first queue and those that `sees`
+    allows."""
 
     def __init__(self, way: Sequence[str], sees: Callable[[str], bool]) -> None:
         self.way = way
@@ -242,7 +243,7 @@ def check_settings(name: str, settings: QueueSettings) -> None:
     """Check the settings of the queue `name` beyond what the types of the fields say.
 
     Raises:
-        Refused: invalid_request when they contradict each other; invalid_name for the dead-letter
+        Refused: invalid_request if they contradict each other; invalid_name for the dead-letter
             queue's name.
     """
     _check_leases(settings.lease_s, settings.lease_total_s)
@@ -303,12 +304,12 @@ DELETED_QUEUES_MARK: Final = "deleted queues"
 """The mark of the catalog that lists queues that were deleted lately."""
 DELETED_QUEUE_KEPT_S: Final = 86_400.0
 DELETED_QUEUES_MAX: Final = 200
-"""Length of that list; bounded because every gateway reads a mark whole when it changes."""
+"""Largest length of that list. Every gateway reads a whole mark when it changes."""
 
 
 class DeletedQueue(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue that was deleted lately, when messages may still be on their way to it. These go to
-    its dead letters, and their producers are not refused with `queue_not_found`."""
+    """A queue that was deleted lately. Messages that are still on their way to it go to its dead
+    letters, and their producers are not refused with `queue_not_found`."""
 
     queue_id: str
     name: str

@@ -1,6 +1,5 @@
 """The metadata in this process: the catalog in memory, each change durable in its store first.
 
-`CatalogService` is a shell. `CatalogIndex` answers look-ups from memory, each by a dictionary,
 `CatalogService` is a shell. `CatalogIndex` answers look-ups from memory, each by a dictionary, for
 any number of queues. `ChangeQueue` makes changes through a `Store`: one after another, each to its
 end, each on the store's state at that moment. A change that has begun is finished even when its
@@ -152,9 +151,9 @@ class ChangeQueue:
         *args: ParamsT.args,
         **kwargs: ParamsT.kwargs,
     ) -> ResultT:
-        """Run one change after the others, to its end, also when its caller is cancelled. Raises
-        what the change raises; Refused(storage_unavailable) when this is closed, or others change
-        the catalog all the time."""
+        """Run one change after the others, to its end, even when its caller is cancelled. Raises
+        what the change raises, and Refused(storage_unavailable) when this is closed, or when others
+        change the catalog again and again."""
         if self.is_closed:
             raise Refused("storage_unavailable", "the catalog is closed")
 
@@ -168,7 +167,7 @@ class ChangeQueue:
                         self._learn(news)
                     with suppress(Stale):
                         return await change(*args, **kwargs)
-            raise Refused("storage_unavailable", "others change the catalog all the time")
+            raise Refused("storage_unavailable", "others change the catalog: try again later")
 
         task = asyncio.create_task(in_turn())
         self._changes.add(task)

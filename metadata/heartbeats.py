@@ -1,16 +1,16 @@
 """Heartbeats of gateways, and what they mean for the members of a group (R14). Pure.
 
-    heartbeats   each gateway raises a number of its own, in one place for all groups. It counts by
-                 itself: a store that lost some beats in a failover and raised the last that it
-                 has would come to the very number at which others saw the gateway before. Where one
+    heartbeats   each gateway raises a number of its own, in one place for all groups. The gateway
+                 counts, and not the store. A store that lost some beats in a failover would count
+                 from its last one, and come to a number that others had seen before. If one
                  process keeps the numbers, they are in memory, and only grow
     gone         a gateway whose number has not changed for GONE_S by the observer's clock. No
                  two machines' clocks are compared, and a number that falls has changed, too
     a group      its row has each gateway's members; a gateway that joins adds its own, and takes
                  out those of gateways that are gone, by compare-and-set
 
-Nothing here decides which consumer may settle what: epochs do (R15). If a living gateway is taken
-for gone, its partitions go to others, and nothing else happens.
+Nothing here decides which consumer may settle what, because epochs do (R15). If a living gateway is
+taken for gone, its partitions go to others, and nothing else happens.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,7 +23,8 @@ from metadata.catalog import Membership
 BEAT_S: Final = 1.0
 """Seconds between two beats of a gateway."""
 GONE_S: Final = 5.0
-"""Several beats, so that a lost one, or a failover of the store, makes no gateway gone."""
+"""Seconds without a beat after which a gateway is gone. They are several beats, so that a lost one,
+or a failover of the store, makes no gateway gone."""
 FORGOTTEN_S: Final = 3600.0
 """Seconds without a change after which a gateway's number is forgotten."""
 
@@ -37,7 +38,7 @@ class Heartbeats:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
-        """Gateway → its number, and when it was seen first."""
+        """Gateway → its number, and the time at which that was seen first."""
         self._looked_at: float | None = None
 
     # enforces: R3, R14
@@ -58,7 +59,7 @@ class Heartbeats:
         self._looked_at = now if asked_at is None else asked_at
 
     def heard(self, gateway: str, *, now: float) -> None:
-        """Note that a gateway has acted, whatever its number says: its silence begins anew now."""
+        """Note that a gateway has acted, whatever its number says. Its silence begins anew now."""
         number, _ = self._seen.get(gateway, (_NEVER, now))
         self._seen[gateway] = (number, now)
 
@@ -74,9 +75,9 @@ class Heartbeats:
         )
 
     def gone(self, for_s: float = GONE_S) -> dict[str, int]:
-        """Return the gateways whose number has not changed for `for_s`, with that number. Judged at
-        the time of the last look: a process that was frozen, or got no answer, knows nothing about
-        others."""
+        """Return the gateways whose number has not changed for `for_s`, with that number. They are
+        judged at the time of the last look, because a process that was frozen, or got no answer,
+        knows nothing about others."""
         looked_at = self._looked_at
         if looked_at is None:
             return {}

@@ -1,11 +1,11 @@
 """Storage clusters: their facts, where a new queue's partitions go, and whether they suffice. Pure.
 
-Places. A queue is spread over all clusters that take new partitions, zone by zone, so that a lost
-cluster takes part of each queue with it, and not all of some. One with more room takes more.
-Nothing new goes to a cluster that is hot or away. If all are hot, the queue is created all the
-same, where there is most room. An empty queue takes none, dead letters need theirs at any time, and
-publishing stops by itself below the reserve (R29). If none answers, the queue is refused. The same
-facts and queue give the same places on every gateway.
+Places. A queue is spread over all clusters that take new partitions, zone by zone. So a lost
+cluster takes a part of each queue with it, and not all of some. A cluster with more room takes
+more. Nothing new goes to a cluster that is hot or away. If all are hot, the queue is created all
+the same, where there is most room. An empty queue takes no room, dead letters need their queue at
+any time, and publishing stops by itself below the reserve (R29). If no cluster answers, the queue
+is refused. The same facts and queue give the same places on every gateway.
 
     well ── used ≥ hot_share ──▶ hot ── used < hot_share - COOLER ──▶ well
     any  ── not answered for AWAY_S ──▶ away ── answers ──▶ well or hot
@@ -39,13 +39,13 @@ USED_UNKNOWN: Final = 0.5
 """Assumed used share of a cluster that has not been probed yet."""
 FREE_MIN: Final = 0.01
 CYCLE_MAX: Final = 32
-"""Places in a queue's row; its partitions go through them in turn."""
+"""Largest number of places in a queue's row. Its partitions go through them in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A storage cluster, as far as it is known. `zone`: clusters in one zone may be lost together;
-    "" if unknown. `used_share`: share of its memory; None if unknown."""
+    """A storage cluster, as far as it is known. Clusters in one `zone` may be lost together; it is
+    "" if unknown. `used_share` is the share of its memory that is used; None if unknown."""
 
     name: str
     zone: str = ""
@@ -64,8 +64,8 @@ def place(
 ) -> tuple[str, ...]:
     """Return the names that the queue's partitions go through in turn, as the shortest such list.
 
-    `is_bounded`: publishing is refused at a bound of what the queue retains. All of it then goes to
-    one cluster, which alone can count it exactly.
+    `is_bounded`: whether publishing is refused at a bound of what the queue retains. All partitions
+    then go to one cluster, which alone can count exactly.
 
     Raises:
         Refused: storage_unavailable when no cluster answers.
@@ -73,7 +73,7 @@ def place(
     usable = [one for one in candidates if one.state == "well"]
     usable = usable or [one for one in candidates if one.state == "hot"]
     if not usable:
-        raise Refused("storage_unavailable", "no storage cluster answers that could take the queue")
+        raise Refused("storage_unavailable", "no storage cluster that could take the queue answers")
     order = _order(queue_id, usable)
     if is_bounded:
         return (order[0].name,)
@@ -143,7 +143,7 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = ""
     state: State = "well"
     used_bytes: int = 0
-    """Use of the fullest primary, as it counts for its bound."""
+    """Memory used by the fullest primary, as it counts for its bound."""
     bound_bytes: int = 0
     """Bound of that primary; 0 if it has none, and then the cluster is never hot."""
     since_unix_ms: int = 0
@@ -161,7 +161,7 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ClusterProbe:
-    """Result of one probe of a cluster. `why`: why it did not answer; "" if it did."""
+    """Result of one probe of a cluster. `why` says why it did not answer; "" if it did."""
 
     name: str
     zone: str = ""
@@ -367,8 +367,8 @@ def read_wish(text: str | None) -> Wish | None:
 
 
 def clusters_to_remove(text: str | None) -> tuple[str, ...]:
-    """Return the clusters that a hook was asked to remove, by the mark's text. Nothing new belongs
-    there. Where there is no hook they stay in use."""
+    """Return the clusters that a hook was asked to remove, by the mark's text. Nothing new is
+    placed there. If there is no hook, they stay in use."""
     wish = read_wish(text)
     return wish.clusters if wish is not None and wish.kind == "remove" and wish.has_hook else ()
 

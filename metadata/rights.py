@@ -7,8 +7,8 @@ A right is written `verbs:queues` or `verbs:queues:keys`, as in
     read:feed:user-7            read `feed`, its key `user-7` alone
 
 In a pattern `*` stands for any run of characters, also none; `\\*` and `\\\\` stand for themselves.
-`consume`, `manage` and `observe` are rights on whole queues, so they take no keys. `observe` allows
-a look at figures, and nothing else: it is meant for scrapers of metrics.
+`consume`, `manage` and `observe` are rights on whole queues, so they take no keys. `observe` shows
+figures and nothing else. It is meant for scrapers of metrics.
 """
 
 import re
@@ -35,7 +35,7 @@ class RightsError(ValueError):
 
 
 class Right(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Some verbs on the queues of a pattern, and, where `keys` is not None, on those keys only."""
+    """Some verbs on the queues of a pattern, and on some keys only if `keys` is not None."""
 
     verbs: tuple[Verb, ...]
     queues: str
@@ -129,7 +129,7 @@ class Rights:
             return
         where = f"the right to {verb} on the queue {queue!r} is one on some keys only"
         if keys is None:
-            raise Refused("forbidden", f"{where}: name the keys that are meant")
+            raise Refused("forbidden", f"{where}: name these keys in the request")
         for key in keys:
             if not allowed.allow(key):
                 raise Refused("forbidden", f"{where}, and {key!r} is none of them")
@@ -199,7 +199,7 @@ def fill_in(template: str, claims: Mapping[str, object]) -> str:
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise RightsError(f"the right {template!r} needs the claim {match[1]!r}")
         # In a queue's pattern a colon would begin the keys, and a blank at its edge would be cut
-        # off: a user called "red " is not red. In the keys both are ordinary characters.
+        # off, though a user called "red " is not "red". In the keys both are ordinary characters.
         text = str(value)
         if not _is_utf8(text):
             raise RightsError(f"the claim {match[1]!r} is not valid UTF-8")

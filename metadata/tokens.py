@@ -169,13 +169,13 @@ def check_record(record: TokenRecord) -> None:
     if record.name in RESERVED:
         raise Refused("invalid_name", f"{record.name!r} is the broker's own: choose another name")
     if not record.rights:
-        raise Refused("invalid_request", "a token without any right is good for nothing")
+        raise Refused("invalid_request", "a token needs at least one right")
     try:
         rights_of(record.rights)
     except RightsError as error:
         raise Refused("invalid_request", str(error)) from None
     if record.expires_unix_ms is not None and record.expires_unix_ms <= record.created_unix_ms:
-        raise Refused("invalid_request", "it would be over before it begins")
+        raise Refused("invalid_request", "the token would expire before it begins")
     certificate = record.certificate
     if (record.kind == "certificate") is not (certificate is not None):
         raise Refused("invalid_request", "a certificate's name is for the kind certificate")

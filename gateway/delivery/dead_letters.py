@@ -69,7 +69,7 @@ class LetterSearch:
             Refused: the storage does not answer.
         """
         if self._gave_up_on(self._target.queue_id):
-            raise Unknown("it may be there soon: its commit has not ended")
+            raise Unknown("it may be stored soon, because its commit has not ended")
         states = await self._storage.partitions(self._target.queue_id)
         for state in states:
             # The end may be lower than before, because offsets that only a primary had were lost
@@ -77,7 +77,7 @@ class LetterSearch:
             known = self._ends.get(state.partition, state.end)
             self._ends[state.partition] = min(known, state.end)
         if any(state.certified < self._ends[state.partition] for state in states):
-            raise Unknown("it may be there, where not all is certified: a copy is away")
+            raise Unknown("it may be stored but not certified, because a copy is away")
         found: set[str] = set()
         for state in states:
             found |= await self._in(state)

@@ -136,7 +136,7 @@ class GroupRuntime:
                 await self._metadata.membership(self.group.group_id)  # deleted: says so
                 raise Refused("draining")
             if member.left:
-                raise Refused("not_subscribed", "it has left before it had joined")
+                raise Refused("not_subscribed", "the consumer left before it had joined")
         except BaseException:
             self._remove(member)  # else partitions wait for a member that never joined
             if self.part.is_shared:

@@ -94,7 +94,7 @@ class LogPrefetch:
             if read.certified <= offset:
                 # A caller that knew of more reads again, but not at once: a store knows less after
                 # a failover.
-                raise Refused("storage_unavailable", "what was certified is not at the moment")
+                raise Refused("storage_unavailable", "a record is not certified at the moment")
             self.nothing_until = read.certified
 
     def line(self, offset: int) -> tuple[Record | None] | None:

@@ -410,7 +410,7 @@ class QueueReaders:
             return True
         if not read.records:
             if read.certified <= begin:
-                why = "what was certified is not at the moment"
+                why = "a record is not certified at the moment"
                 raise _NotCertified("storage_unavailable", why)
             self._advance(reader, number, read.certified, begin)
         for record in read.records:
@@ -671,7 +671,7 @@ def _resume(
     places: dict[int, PartitionPosition] = {}
     for text, (generation, offset) in position.partitions.items():
         if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
-            raise Refused("invalid_request", "position: a partition is named by its number")
+            raise Refused("invalid_request", "position: name each partition by its number")
         if text[0] == "0" != text:  # two names of one partition could contradict each other
             detail = "position: a partition's number has no leading zeros"
             raise Refused("invalid_request", detail)

@@ -472,7 +472,7 @@ def not_allowed(queue: Queue, key: str | None) -> Refused:
     """Return the refusal of a message that the right to publish does not cover."""
     which = "messages without a key" if key is None else f"the key {key!r}"
     return Refused(
-        "forbidden", f"the right to publish to {queue.name!r} is one on some keys, not on {which}"
+        "forbidden", f"the right to publish to {queue.name!r} covers some keys, but not {which}"
     )
 
 

@@ -314,7 +314,7 @@ class GroupCommit:
         self._orders.on_not_stored(partition, header)
         self._waiting -= len(record.builder)
         self.release(record)
-        record.fail(Refused("storage_unavailable", "what came before it was not stored"))
+        record.fail(Refused("storage_unavailable", "an earlier message was not stored"))
 
     # --- Commits -------------------------------------------------------------------------------
 

@@ -258,7 +258,7 @@ def unknown(error: NoNodeAnswers) -> TocsinError:
     """Return the error of a change without an answer: Unknown if a node may have got it."""
     if not error.is_sent:
         return error
-    return Unknown(f"whether it was changed is not known: {error.detail}")
+    return Unknown(f"it is unknown whether it was changed: {error.detail}")
 
 
 WATCH_S: Final = 0.5
