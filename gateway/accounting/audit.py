@@ -1,23 +1,25 @@
-"""The audit trail: administrative acts, who did them, who was let in and who was not.
+"""The audit trail: administrative acts, their actors, and clients that were let in or refused.
 
-    audit.note("token.create", actor, subject=token_id)         it is done; a line, soon
+    audit.note("token.create", actor, subject=token_id)         the act is done; written soon
     async with audit.act("queue.purge", actor, queue=name) as act:
-        await act.begin()                                       only where something is destroyed
+        await act.begin()                                       only if something is destroyed
         ...                                                     a refusal raised here is its outcome
 
-Behind the `async with` the line is in the file, so it stands there before the answer is given. An
-act that destroys something has a line `begun` before, and both are fsynced: whatever a crash takes,
-an act that had an effect has left one of the two. Any other act shows in what it made.
+After the `async with` the line is in the file, so it is written before the answer is given. An act
+that destroys something first writes a line `begun`, and both lines are fsynced. So whatever a crash
+takes, an act that had an effect has left at least one of the two. The effect of any other act shows
+in what it made.
 
-A trail that cannot be written (a full disk) stops nobody: what waits is written later, and what had
-to be dropped is said in the trail and in the log. The trail holds no body, token, header or message
-key: of a key its hash, as `tocsin admin park list` shows it.
+A trail that cannot be written (a full disk) stops no act. Entries that wait are written later. If
+some had to be dropped, the trail and the log say so. The trail holds no body, token, header or
+message key. Instead of a key it holds the hash that `tocsin admin park list` shows.
 
 On disk the trail is numbered lines, each with the SHA-256 of the line before it (`AuditTrail`). A
-line that was changed or taken out breaks the chain at the line behind it, and `verify` finds it. A
-chain cannot show by itself that lines are missing at its end, or that the trail was written anew as
-a whole: `verify` returns the last line's number and hash, for comparison with a copy that is kept
-elsewhere. The beginning goes when the trail has reached its bound; the numbers then begin higher.
+line that was changed or removed breaks the chain at the next line, and `verify` finds it. A chain
+cannot show by itself that lines are missing at its end, or that the whole trail was written anew.
+Therefore `verify` returns the last line's number and hash, for comparison with a copy that is kept
+elsewhere. When the trail has reached its bound, the oldest lines are removed, and the numbers begin
+higher.
 """
 
 import asyncio
@@ -46,27 +48,27 @@ OK: Final = "ok"
 ACCESS: Final = "access"
 BEGUN: Final = "begun"
 NOT_LET_IN: Final = frozenset({"unauthorized", "origin_refused"})
-"""Codes of the refusals of a credential, or of its lack."""
+"""Error codes of requests that were refused because of a credential, or because they had none."""
 WAIT_S: Final = 5.0
-"""Time that an act waits for its line; then it goes on without, and the log says so."""
+"""Time that an act waits for its line. After that it goes on, and the log says so."""
 FOLDER: Final = "audit"
 NAME: Final = "audit"
 SCHEMA: Final = 1
 BEGINNING: Final = "0" * 64
-"""The hash that the first line of all names."""
+"""The hash that the very first line names as that of its predecessor."""
 
 
 # --- Entries and actors --------------------------------------------------------------------------
 
 
 class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An act, its actor and its outcome. What is not known is left out."""
+    """An act, its actor and its outcome. Unknown fields are left out."""
 
     unix_ms: int
     action: str
     """The act, for example `queue.delete`."""
     outcome: str
-    """`ok`, the code of the refusal, or `begun`: its end comes in a later line."""
+    """`ok`, the code of the refusal, or `begun` if a later line will say how it ended."""
     tenant: str | None = None
     principal: str | None = None
     credential: str | None = None
@@ -75,9 +77,9 @@ class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     queue: str | None = None
     group: str | None = None
     subject: str | None = None
-    """Object of the act that is neither: the id of a token, the path of a backup."""
+    """Object of the act, if it is no queue or group: the id of a token, the path of a backup."""
     count: int | None = None
-    """How often it was, in the minute before `unix_ms`; left out: once."""
+    """Number of such acts in the minute before `unix_ms`; None: one."""
     details: dict[str, Any] | None = None
 
 
@@ -91,13 +93,14 @@ class Actor(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, admission: Admission | None, address: str | None = None) -> "Actor":
-        """Return the actor of an admission; None: one who was not let in."""
+        """Return the actor of an admission. Without an admission it is a client that was not let
+        in."""
         if admission is None:
             return cls(address=address)
         return cls(admission.principal, admission.credential, address)
 
     def fields(self) -> dict[str, Any]:
-        """Return its fields of an entry."""
+        """Return the fields of an `AuditEntry` that describe the actor."""
         name = self.principal.name if self.principal is not None else None
         tenant = self.principal.tenant if self.principal is not None else None
         return {
@@ -109,14 +112,14 @@ class Actor(msgspec.Struct, frozen=True):
 
 
 BROKER: Final = Actor(Principal("broker"), "broker")
-"""The broker itself."""
+"""The broker itself, as an actor."""
 LOCAL: Final = Actor(Principal("administrator"), "admin socket")
-"""Users that may write the data folder."""
+"""Actor of commands over the admin socket: a user that may write the data folder."""
 
 
 def why_of(error: Exception) -> tuple[str | None, str | None]:
-    """Return the word that says why a credential was refused, and the credential's name where that
-    is certain."""
+    """Return the word for the reason why a credential was refused, and the credential's name if
+    that is certain. Both are None for an error of another kind."""
     if isinstance(error, NotLetIn):
         return error.why, error.credential
     return None, None
@@ -126,14 +129,14 @@ def why_of(error: Exception) -> tuple[str | None, str | None]:
 
 
 class AuditTrail:
-    """The trail that a broker writes on. To be used by one thread."""
+    """The trail that a broker writes. It may be used by one thread only."""
 
     def __init__(self, journal: Journal) -> None:
-        """Raises OSError: what there is cannot be read."""
+        """Read the last lines of the journal. Raises OSError if it cannot be read."""
         self._journal = journal
         last = next(journal.backwards(), None)
         self.hash = BEGINNING if last is None else _hash(last)
-        """Hash of the last line, also of one that is torn: the chain goes through it."""
+        """Hash of the last line, even if it is torn, because the chain goes through it."""
         whole = filter(None, map(_decode, journal.backwards()))
         self.number: int = next((fields["number"] for fields in whole), 0)
 
@@ -143,7 +146,7 @@ class AuditTrail:
         return cls(Journal(data_dir / FOLDER, NAME, bytes_max=bytes_max))
 
     def append(self, entries: Sequence[AuditEntry], *, wall: float) -> None:
-        """Write them, whole or not at all. Raises OSError: nothing was written."""
+        """Write all of these entries or none. Raises OSError if none was written."""
         lines, number, before = [], self.number, self.hash
         for entry in entries:
             number += 1
@@ -158,7 +161,7 @@ class AuditTrail:
         self._journal.sync()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._journal.close()
 
 
@@ -167,18 +170,18 @@ class TrailReport(msgspec.Struct):
 
     lines: int
     first: int | None
-    """The number of the first line that is there."""
+    """The number of the oldest line that is left; None if there is none."""
     last: int | None
     hash: str
     """Hash of the last line, which the next one will name."""
     torn: int
-    """Lines that a crash cut off."""
+    """Number of lines that a crash cut off."""
     findings: list[str]
-    """A sentence for each place where the chain is broken; none: it is whole."""
+    """A sentence for each place where the chain is broken; empty if it is whole."""
 
 
 def verify(data_dir: Path) -> TrailReport:
-    """Follow the chain through the trail of a data folder. Raises OSError: it cannot be read."""
+    """Follow the chain through the trail of a data folder. Raises OSError if it cannot be read."""
     found = TrailReport(0, None, None, BEGINNING, 0, [])
     for path in files_of(data_dir / FOLDER, NAME):
         for place, line in enumerate(lines_of(path), 1):
@@ -197,10 +200,10 @@ def _follow(found: TrailReport, line: bytes, where: str) -> None:
             found.findings.append(f"{where}: the trail does not begin with this line")
         elif not is_first and before != found.hash:
             found.findings.append(
-                f"{where}: the line before it is not the one that was there: changed, or taken out"
+                f"{where}: the line before it is not the original one; it was changed or removed"
             )
         elif found.last is not None and number != found.last + 1:
-            found.findings.append(f"{where}: number {number} comes behind {found.last}")
+            found.findings.append(f"{where}: number {number} follows {found.last}")
         found.first = number if found.first is None else found.first
         found.last = number
     found.lines += 1
@@ -208,7 +211,8 @@ def _follow(found: TrailReport, line: bytes, where: str) -> None:
 
 
 def read(data_dir: Path, since_unix_ms: int = 0) -> list[dict[str, Any]]:
-    """Return the whole lines from a time on, in order. Raises OSError: they cannot be read."""
+    """Return the fields of all lines from a time on, in order, without torn ones. Raises OSError if
+    they cannot be read."""
     found = []
     for path in files_of(data_dir / FOLDER, NAME):
         for line in lines_of(path):
@@ -245,23 +249,23 @@ def _hash(line: bytes) -> str:
 
 
 class AccessCounts:
-    """Counts, since the last `take`, of who was let in, or was not, or made a ticket for a browser.
-    Pure.
+    """Counts, since the last `take`, of clients that were let in, were refused, or made a ticket
+    for a browser. Pure.
 
-    [A line for each ticket: whoever has a token asks for hundreds a second, and pushes out of the
-    trail what others did.]
+    [A line for each ticket: a client with a token can make hundreds a second, and these lines would
+    push the acts of others out of the trail.]
     """
 
     def __init__(self, keys_max: int = limits.ACCESS_KEYS_MAX) -> None:
         self._keys_max = keys_max
         self._granted: dict[tuple[Actor, str], int] = {}
         self._refused: dict[tuple[Actor, str, str | None], int] = {}
-        """Counts by actor, code and the word that says why."""
+        """Counts by actor, code and the word for the reason."""
         self._more: dict[str, int] = {}
         """Counts by outcome, for actors beyond `keys_max`."""
 
     def grant(self, actor: Actor, action: str = ACCESS) -> None:
-        """Count a credential that was good; of another action, what it was good for."""
+        """Count a credential that was good. `action`: the act that it admitted."""
         key = (actor, action)
         if key in self._granted or len(self._granted) < self._keys_max:
             self._granted[key] = self._granted.get(key, 0) + 1
@@ -271,8 +275,9 @@ class AccessCounts:
     def refuse(
         self, actor: Actor, code: str, why: str | None = None, credential: str | None = None
     ) -> bool:
-        """Count a credential that was not good, or none; return whether it is the first of its kind
-        since the last `take`. A whole site of addresses is one stranger."""
+        """Count a bad or missing credential. Return whether it is the first of its kind since the
+        last `take`. Unknown actors are counted by the name of their address
+        (`runtime.addresses.name_of`), which may cover a whole site."""
         if actor.principal is None:
             address = actor.address and (name_of(actor.address) or actor.address)
             actor = Actor(credential=credential, address=address)
@@ -284,7 +289,7 @@ class AccessCounts:
         return False
 
     def take(self, unix_ms: int) -> list[AuditEntry]:
-        """Return an entry for each, at this time, and begin to count anew."""
+        """Return an entry for each count, with this time, and begin to count anew."""
         counted: list[tuple[Actor, str, str, int, str | None]] = [
             (actor, act, OK, count, None) for (actor, act), count in self._granted.items()
         ]
@@ -319,7 +324,7 @@ class AccessCounts:
 
 
 class AuditedAct:
-    """An act under way. `about` adds to its line."""
+    """An act under way. `about` adds details to its line."""
 
     def __init__(self, audit: "Audit", entry: AuditEntry) -> None:
         self._audit = audit
@@ -331,14 +336,14 @@ class AuditedAct:
         self.entry.details = {**(self.entry.details or {}), **details}
 
     async def begin(self) -> None:
-        """Write to the disk that the act is begun, because it will destroy something now."""
+        """Write to the disk that the act has begun, before it destroys something."""
         self.is_begun = True
         begun = msgspec.structs.replace(self.entry, outcome=BEGUN)
         await self._audit.write(begun, is_synced=True)
 
 
 class Audit:
-    """Audit of a gateway. `executor` has one thread, which writes; `trail` None: nothing is
+    """Audit of a gateway. `executor` has one thread, which writes. Without a `trail` nothing is
     kept."""
 
     def __init__(
@@ -353,7 +358,7 @@ class Audit:
         self._wants_sync = False
         self._is_failing = False
         self._refused: dict[str, int] = {}
-        """This minute's refused acts, by action."""
+        """Number of acts refused in this minute, by action."""
         self._access = AccessCounts()
 
     # --- Noting ---------------------------------------------------------------------------------
@@ -369,7 +374,7 @@ class Audit:
         subject: str | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
-        """Write a line, soon."""
+        """Have a line written soon, without waiting for it."""
         self._put(
             AuditEntry(
                 unix_ms=self._unix_ms(),
@@ -384,15 +389,14 @@ class Audit:
         )
 
     def count_access(self, actor: Actor, action: str = ACCESS) -> None:
-        """Count a credential that was good, for the trail; of another action, what it was good
-        for."""
+        """Count a credential that was good, for the trail. `action`: the act that it admitted."""
         self._access.grant(actor, action)
 
     def note_rejection(
         self, actor: Actor, code: str, why: str | None = None, credential: str | None = None
     ) -> None:
-        """Count an actor who has presented no good credential, for the trail; the log has a line of
-        it once in a minute for each address and cause."""
+        """Count an actor that has presented no good credential, for the trail. The log gets one
+        line a minute for each address and cause."""
         if self._access.refuse(actor, code, why, credential):
             access_logger.info(
                 "not let in: %s (%s), from %s%s",
@@ -412,7 +416,8 @@ class Audit:
         group: str | None = None,
         subject: str | None = None,
     ) -> AsyncIterator[AuditedAct]:
-        """Run an act, whose line is written when it has ended, however it does."""
+        """Run an act. Its line is written when it ends, in whichever way. A minute has a bounded
+        number of lines for refused acts; the others are counted in one."""
         entry = AuditEntry(
             unix_ms=self._unix_ms(),
             action=action,
@@ -478,16 +483,16 @@ class Audit:
         return asyncio.wrap_future(self._executor.submit(self._write_all, self._trail))
 
     async def write(self, entry: AuditEntry, *, is_synced: bool = False) -> None:
-        """Write an entry: when this returns it is in the file, and on the disk where it
-        `is_synced`; or the log says that it is not."""
+        """Write an entry. When this returns, the entry is in the file, and on the disk if
+        `is_synced`; otherwise the log says that it is not."""
         writing = self._put(entry, is_synced=is_synced)
         if writing is not None:
             done, _ = await asyncio.wait((writing,), timeout=WAIT_S)
             if not done:
-                logger.error("the audit trail is not written within %g s: %s", WAIT_S, entry)
+                logger.error("the audit trail was not written within %g s: %s", WAIT_S, entry)
 
     def _write_all(self, trail: AuditTrail) -> None:
-        """Write everything that waits, in order; in the writer's thread."""
+        """Write all entries that wait, in order, in the writer's thread."""
         with self._lock:
             entries, self._waiting = self._waiting, deque()
             wants_sync, self._wants_sync = self._wants_sync, False
@@ -517,7 +522,7 @@ class Audit:
     def _keep(self, entries: deque[AuditEntry], error: OSError) -> None:
         if not self._is_failing:
             self._is_failing = True
-            logger.error("the audit trail cannot be written: %s; it is tried again", error)
+            logger.error("the audit trail cannot be written: %s; the broker will try again", error)
         with self._lock:
             entries.extend(self._waiting)
             while len(entries) > limits.AUDIT_ENTRIES_KEPT_MAX:
@@ -526,7 +531,7 @@ class Audit:
             self._waiting = entries
 
     def close(self) -> None:
-        """Write what waits and let go of the file; in the writer's thread."""
+        """Write the entries that wait and close the file, in the writer's thread."""
         if self._trail is not None:
             self._write_all(self._trail)
             self._trail.sync()

@@ -1,11 +1,11 @@
 """Files of JSON lines that rotate: a folder with `<name>-<hour>-<number>.jsonl`, oldest first.
 
-The next file begins with the hour (UTC) or when one has `file_bytes_max`; the oldest go before, so
-that all of them together keep to `bytes_max`. What is written together is in the file whole, or not
-at all: a write that fails, on a full disk, is taken back. Only a crash can leave a line that is
-torn, which whoever reads skips, and whoever writes on ends.
+A new file begins with each hour (UTC), and when the current one has `file_bytes_max`. The oldest
+files are removed first, so that all of them together stay within `bytes_max`. Lines that are
+written together are in the file whole, or not at all, because a write that fails on a full disk is
+taken back. Only a crash can leave a torn line. Readers skip it, and the next writer ends it.
 
-Everything here blocks: it is for a thread of its own.
+Everything here blocks, so it belongs in a thread of its own.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ SUFFIX: Final = ".jsonl"
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
-    """The files of a journal, oldest first; none where there is no folder."""
+    """Return the files of a journal, oldest first; none if there is no folder."""
     pattern = re.compile(rf"{re.escape(name)}-\d{{8}}T\d\d-\d{{6,}}{re.escape(SUFFIX)}")
     with contextlib.suppress(OSError):
         found = [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
@@ -36,15 +36,15 @@ def _order(path: Path) -> tuple[str, int]:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, without their ends; of what a crash tore, what there is."""
+    """Yield the lines of a file, without their ends. A torn line is yielded as far as it goes."""
     with path.open("rb") as file:
         for line in file:
             yield line.removesuffix(b"\n")
 
 
 class Journal:
-    """Files of one folder, to be written by one thread of one process. Raises OSError: nothing was
-    written."""
+    """Files of one folder, written by one thread of one process. Methods that raise OSError have
+    written nothing."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Journal:
         self._size = 0
 
     def backwards(self) -> Iterator[bytes]:
-        """The lines that there are, the last one first, torn or not."""
+        """Yield all lines, the last one first, torn or not."""
         for path in reversed(files_of(self._folder, self._name)):
             yield from reversed(list(lines_of(path)))
 
@@ -88,7 +88,7 @@ class Journal:
         return self._size >= self._file_bytes_max or _order(self._path)[0] < hour
 
     def _go_on(self, hour: str) -> None:
-        """With the file of before, where it is of this hour."""
+        """Open the last file, or begin a new one if it is of another hour or full."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         files = files_of(self._folder, self._name)
         if not files:
@@ -104,7 +104,7 @@ class Journal:
         files = files_of(self._folder, self._name)
         number = 1
         if files:
-            # Should the clock have gone back, the file still comes behind what there is.
+            # Even if the clock was set back, the new file sorts after the existing ones.
             last, count = _order(files[-1])
             hour, number = (hour, 1) if hour > last else (last, count + 1)
         self._drop_oldest(files)
@@ -120,7 +120,7 @@ class Journal:
         try:
             os.ftruncate(self._file, self._size)
         except OSError:
-            self.close()  # the next one ends what is torn, and goes on
+            self.close()  # the next append ends the torn line, and goes on
 
     def _drop_oldest(self, files: list[Path]) -> None:
         """Remove the oldest files, so that there is room for one more."""
@@ -138,7 +138,7 @@ class Journal:
             os.fsync(self._file)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -1,14 +1,14 @@
-"""Usage: what each tenant, principal and queue used, minute by minute. Pure.
+"""Usage of each tenant, principal and queue, minute by minute. Pure.
 
 A `UsageCounter` belongs to one (tenant, principal, queue). Its users hold it and add to it, once
-per frame, push or request; a `SessionAccounting` holds those of the queues that its session works
-with. When a minute is over, `Usage.lines` says what was counted in it, and counting begins anew. A
-counter that nobody holds, and that counted nothing in a whole minute, is forgotten.
+per frame, push or request. A `SessionAccounting` holds those of the queues that its session uses.
+When a minute is over, `Usage.lines` returns what was counted in it, and counting begins anew. A
+counter that has no holder, and that counted nothing in a whole minute, is forgotten.
 
-There are `keys_max` counters at most (P9): what belongs to further ones is summed in one that is
-marked as `overflow`. Requests that name no queue, or one that does not exist, are counted for no
-queue: names that clients make up are no keys. What comes before a principal is known is counted for
-no principal.
+There are at most `keys_max` counters (P9). The usage of further keys is summed in one counter,
+which is marked as `overflow`. Requests that name no queue, or one that does not exist, are counted
+for no queue, so that names that clients make up are no keys. Usage before a principal is known is
+counted for no principal.
 
 `now` is monotonic and measures connections; `wall` (unix seconds) says which minute it is.
 """
@@ -32,21 +32,21 @@ Key = tuple[str | None, str | None, str | None]
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a usage file. Counts are of this minute alone; lines of the same minute and key,
-    which a restart makes, are to be added."""
+    """A line of a usage file. Counts are of this minute alone. After a restart there may be several
+    lines of the same minute and key; readers add them."""
 
     schema: int = SCHEMA
     minute_unix_ms: int
-    """When the minute began."""
+    """Beginning of the minute."""
     span_s: float
-    """How long was counted: 60, but for a broker's first and last minute."""
+    """Time for which was counted: 60 s, but less in a broker's first and last minute."""
     tenant: str | None
     principal: str | None
     queue: str | None
     overflow: bool
-    """Whether this is the sum of what had no line of its own."""
+    """Whether this is the sum of all keys that had no counter of their own."""
     requests: int
-    """HTTP requests, and frames of clients that were heeded or refused."""
+    """Number of HTTP requests, and of frames of clients that were accepted or refused."""
     messages_in: int
     bytes_in: int
     duplicates: int
@@ -61,7 +61,7 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _OpenConnections:
-    """The connections of one kind: how many, and the seconds of all since the minute began."""
+    """The number of connections of one kind, and the seconds of all since the minute began."""
 
     __slots__ = ("count", "seconds", "since")
 
@@ -77,7 +77,7 @@ class _OpenConnections:
 
 
 class UsageCounter:
-    """Counts of one key in this minute. Plain numbers to add to."""
+    """Counts of one key in this minute, as plain numbers to add to."""
 
     __slots__ = (
         "bytes_in",
@@ -98,7 +98,7 @@ class UsageCounter:
         self.key = key
         self.is_overflow = is_overflow
         self.holders = 0
-        """Number of holders that may add to it without asking for it again."""
+        """Number of holders that may add to it without looking it up again."""
         self.connections: dict[str, _OpenConnections] = {}
         self._clear()
 
@@ -122,8 +122,7 @@ class UsageCounter:
         self.refusals[code] = self.refusals.get(code, 0) + 1
 
     def connect(self, carrier: str, *, now: float) -> None:
-        """Begin a connection: a "websocket", or one by "long-poll". The same counter is to end
-        it."""
+        """Begin a connection, a "websocket" or a "long-poll". The same counter must end it."""
         if carrier not in self.connections:
             self.connections[carrier] = _OpenConnections(now)
         self.connections[carrier].change(1, now)
@@ -134,7 +133,7 @@ class UsageCounter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has counted nothing and nobody can add to it without asking for it."""
+        """Whether it has counted nothing, and has no holder that can still add to it."""
         return not (self.holders or self.connections or self._has_counted)
 
     @property
@@ -149,7 +148,7 @@ class UsageCounter:
         )
 
     def take(self, minute_unix_ms: int, span_s: float, *, now: float) -> UsageLine | None:
-        """Return what was counted, and begin anew. None: nothing was."""
+        """Return what was counted, and begin anew. None: nothing was counted."""
         if not self._has_counted:
             return None
         tenant, principal, queue = self.key
@@ -187,7 +186,7 @@ class UsageCounter:
 
 
 class Usage:
-    """All counters of a gateway. `is_on` False: what is added goes nowhere."""
+    """All counters of a gateway. If not `is_on`, no usage is reported, only refusals."""
 
     def __init__(
         self,
@@ -202,7 +201,7 @@ class Usage:
         self._counters: dict[Key, UsageCounter] = {}
         self._overflow = UsageCounter((None, None, None), is_overflow=True)
         self._refused: dict[str, int] = {}
-        """Refusals by code, in the minutes that are over."""
+        """Number of refusals by code, in the minutes that are over."""
         self._minute, self._begun = _minute_of(wall), now
 
     def __len__(self) -> int:
@@ -219,24 +218,24 @@ class Usage:
         return found
 
     def due_s(self, *, wall: float) -> float:
-        """In how many seconds this minute is over."""
+        """Return the number of seconds until this minute is over."""
         return MINUTE_S - wall % MINUTE_S
 
     def lines(self, *, now: float, wall: float) -> list[UsageLine]:
-        """Return what was counted in the minute that is over; nothing, where it is not."""
+        """Return what was counted in the last minute; nothing if that minute is not over."""
         return self.end(now=now, wall=wall) if _minute_of(wall) != self._minute else []
 
     def end(self, *, now: float, wall: float) -> list[UsageLine]:
-        """Return what was counted since the last call; the minute ends here, whatever the time
-        is."""
+        """End the minute now, whatever the time is, and return what was counted since the last
+        call."""
         minute_unix_ms, span_s = self._minute * MINUTE_S * 1000, now - self._begun
         self._minute, self._begun = _minute_of(wall), now
         lines = list(self._take_all(minute_unix_ms, span_s, now))
         return lines if self.is_on else []
 
     def refusals(self) -> dict[str, int]:
-        """Return the number of refusals since the beginning, by code; whether or not usage is
-        on."""
+        """Return the number of refusals since the beginning, by code. They are counted whether or
+        not usage is on."""
         found = dict(self._refused)
         for counter in (*self._counters.values(), self._overflow):
             _add(found, counter.refusals)
@@ -266,7 +265,7 @@ Exists = Callable[[Principal, str], bool]
 
 class SessionAccounting:
     """The accounting of one session: its usage under its principal, its acts in the audit trail.
-    `AccountingWriter.session` makes it. `address`: the client's, where it is known."""
+    `AccountingWriter.session` makes it. `address`: the client's, if it is known."""
 
     __slots__ = (
         "_address",
@@ -301,12 +300,13 @@ class SessionAccounting:
         self._is_closed = False
         self.actor = Actor(address=address)
         self._own = self._hold(None)
-        """Counter of what names no queue."""
+        """Counter of requests that name no queue."""
         if admission is not None:
             self.admit(admission)
 
     def admit(self, admission: Admission) -> None:
-        """Count under this admission from now on; called again with another credential."""
+        """Count under this admission from now on. It is called again when the client presents
+        another credential."""
         actor = Actor.of(admission, self._address)
         if actor == self.actor:
             return
@@ -316,7 +316,7 @@ class SessionAccounting:
         self._own = self._hold(None)
 
     def move_to(self, other: "SessionAccounting") -> None:
-        """Let another session go on over this transport: the client has come back to it."""
+        """Let another session, to which the client has come back, go on over this transport."""
         other._address, other.actor = self._address, self.actor
         self.close()
 
@@ -358,9 +358,9 @@ class SessionAccounting:
         return counter
 
     def count_requests(self, effects: Iterable[object]) -> None:
-        """Count a client's messages: each frame of them is a request."""
+        """Count each frame that a client sent as a request."""
         for effect in effects:
-            # Not isinstance: that asks the metaclass of what it is not, ten times as long.
+            # isinstance would ask the metaclass about each mismatch, which takes ten times as long.
             if type(effect) is frames.Publish or type(effect) is frames.Subscribe:
                 self.counter(effect.queue).requests += 1
             elif type(effect) is not frames.Close:
@@ -373,21 +373,22 @@ class SessionAccounting:
     # --- Connections ----------------------------------------------------------------------------
 
     def connect(self, carrier: Transport | None) -> None:
-        """Begin its connection over a transport. None, or it has one: nothing happens."""
+        """Begin its connection over a transport. Without a transport, or if it has a connection
+        already, nothing happens."""
         if carrier is not None and self._connection is None:
             self._own.connect(carrier, now=self._now())
             self._connection = (self._own, carrier)
 
     def disconnect(self) -> None:
-        """End its connection. Again: nothing happens."""
+        """End its connection. A second call does nothing."""
         if self._connection is not None:
             counter, carrier = self._connection
             counter.disconnect(carrier, now=self._now())
             self._connection = None
 
     def close(self) -> None:
-        """End the accounting of a session that is over. What is still answered is counted all the
-        same."""
+        """End the accounting of a session that is over. Requests that are still answered are
+        counted nevertheless."""
         self.disconnect()
         if not self._is_closed:
             self._is_closed = True

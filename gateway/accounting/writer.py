@@ -1,9 +1,9 @@
-"""Writer of what stands beside the messages: usage, minute by minute, and the audit trail.
+"""Writer of the files of accounting: usage, minute by minute, and the audit trail.
 
-The shell around `gateway.accounting.usage` and `gateway.accounting.audit`: a timer that ends the
-minutes, and one thread that writes. Nobody waits for usage: a minute that a full disk did not take
-is written with the next one, SIGTERM writes the last one, and a kill -9 loses at most the current
-one. Without a data folder everything is counted, and nothing is kept.
+It is the shell around `gateway.accounting.usage` and `gateway.accounting.audit`: a timer that ends
+the minutes, and one thread that writes. No request waits for usage. A minute that could not be
+written to a full disk is written with the next one, SIGTERM writes the last one, and a kill -9
+loses at most the current one. Without a data folder everything is counted, and nothing is kept.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ STOP_S: Final = 5.0
 
 
 class AccountingWriter:
-    """The accounting of a gateway. Made by `open`, or directly where nothing is to be kept."""
+    """The accounting of a gateway. `open` makes it, or the constructor if nothing is to be kept."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class AccountingWriter:
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`now`: monotonic seconds."""
+        """Begin without a timer. `now`: monotonic seconds; `wall`: unix seconds."""
         self.now = now
         self._wall = wall
         self._journal = journal
         self._lines: deque[UsageLine] = deque(maxlen=limits.USAGE_LINES_KEPT_MAX)
-        """Lines that the disk did not take yet; the thread's."""
+        """Lines that could not be written yet. Only the thread uses them."""
         self._is_failing = False
         self._timer: asyncio.TimerHandle | None = None
         is_kept = journal is not None or trail is not None
@@ -69,10 +69,10 @@ class AccountingWriter:
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> "AccountingWriter":
-        """Open the files of a data folder, which the caller holds. Blocks.
+        """Open the files of a data folder, which the caller has locked. Blocks.
 
         Raises:
-            OSError: the trail that is there cannot be read.
+            OSError: the existing trail cannot be read.
         """
         return cls(
             usage=Usage(now=now(), wall=wall(), is_on=is_usage_on),
@@ -85,11 +85,11 @@ class AccountingWriter:
     def session(
         self, exists: Exists, address: str | None = None, admission: Admission | None = None
     ) -> SessionAccounting:
-        """Begin the accounting of a session. `address`: the client's, where it is known."""
+        """Begin the accounting of a session. `address`: the client's, if it is known."""
         return SessionAccounting(self.usage, self.audit, exists, address, admission, now=self.now)
 
     def refuse_handshake(self, error: TocsinError, address: str | None) -> None:
-        """Count a WebSocket that was not opened, which is a request of nobody known."""
+        """Count a WebSocket that was not opened, as a request of an unknown client."""
         code = error.code.name
         counter = self.usage.counter(None, None, None)
         counter.requests += 1
@@ -113,7 +113,7 @@ class AccountingWriter:
             self._executor.submit(self._write, self._journal, lines)
 
     def _write(self, journal: Journal, lines: Sequence[UsageLine]) -> None:
-        """Write lines; in the thread, which encodes them too, since there may be thousands."""
+        """Write lines, in the thread. It encodes them too, since there may be thousands."""
         lost = len(self._lines) + len(lines) - limits.USAGE_LINES_KEPT_MAX
         self._lines.extend(lines)
         encoded = b"".join(msgspec.json.encode(line) + b"\n" for line in self._lines)
@@ -121,7 +121,7 @@ class AccountingWriter:
             journal.append(encoded, wall=self._wall())
         except OSError as error:
             if not self._is_failing:
-                logger.error("usage cannot be written: %s; it is tried again", error)
+                logger.error("usage cannot be written: %s; the broker will try again", error)
             self._is_failing = True
             if lost > 0:
                 logger.error("%d lines of usage are lost", lost)
@@ -130,7 +130,7 @@ class AccountingWriter:
             self._is_failing = False
 
     async def stop(self) -> None:
-        """Write what is left, including the minute that is not over yet."""
+        """Write what is left, including the minute that is not over yet. Waits at most STOP_S."""
         if self._timer is not None:
             self._timer.cancel()
         executor, self._executor = self._executor, None

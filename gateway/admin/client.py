@@ -1,7 +1,7 @@
-"""The side of the command: what `tocsin admin` asks of the broker that runs on a data folder.
+"""Client of the admin socket: the requests of `tocsin admin` to the broker on a data folder.
 
-Each function is one request over the admin socket (gateway.admin.server), and raises AdminError
-with a sentence where no broker runs there, or it refuses.
+Each function is one request over the admin socket (gateway.admin.server). It raises AdminError with
+a sentence if no broker runs there, or if the broker refuses.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from metadata.catalog import Principal
 
 SOCKET_NAME: Final = "admin.sock"
 POINTER_NAME: Final = "admin.path"
-"""The file that says where the socket is, when the path in the data folder would be too long."""
+"""The file that says where the socket is, if the path in the data folder would be too long."""
 TIMEOUT_S: Final = 60.0
-"""How long an answer may take: dropping a queue of many partitions takes a while."""
+"""Longest time that an answer may take. Dropping a queue of many partitions takes a while."""
 ADMINISTRATOR: Final = Principal("administrator")
 """Principal of acts over the admin socket."""
 
 
 class AdminError(Exception):
-    """The command did nothing, and why: a sentence."""
+    """Failure of a command, which did nothing. The text is a sentence that says why."""
 
 
 def socket_path(data_dir: Path) -> Path:
-    """The path of the socket of a broker on this data folder, if it runs."""
+    """Return the path of the socket of a broker on this data folder, if one runs."""
     with contextlib.suppress(OSError):
         return Path((data_dir / POINTER_NAME).read_text(encoding="utf-8"))
     return data_dir / SOCKET_NAME
@@ -39,8 +39,9 @@ def socket_path(data_dir: Path) -> Path:
 def delete_queue(
     data_dir: Path, name: str, confirm: str | None, tenant: str = ADMINISTRATOR.tenant
 ) -> dict[str, Any]:
-    """Delete a queue of this tenant, of the broker that runs on this data folder, and say how many
-    messages and groups went with it. `confirm` None: only say how many would.
+    """Delete a queue of this tenant at the broker that runs on this data folder. Returns how many
+    messages and groups were deleted with it. Without `confirm` nothing is deleted, and the numbers
+    are those that would be.
 
     Raises:
         AdminError: no broker runs there, or it refused.
@@ -50,39 +51,42 @@ def delete_queue(
 
 
 def list_parked(data_dir: Path, place: dict[str, str], limit: int) -> dict[str, Any]:
-    """The parked keys of a group, as over HTTP. `place`: its queue, group and tenant. Raises
+    """Return the parked keys of a group, as over HTTP. `place`: its queue, group and tenant. Raises
     AdminError."""
     return _ask(data_dir, "POST", "/park", {**place, "limit": limit})
 
 
 def unpark(data_dir: Path, place: dict[str, str], decision: dict[str, object]) -> dict[str, Any]:
-    """Decide about parked keys: the body and the answer are those of HTTP. Raises AdminError."""
+    """Decide about parked keys. The body and the answer are those of HTTP. Raises AdminError."""
     return _ask(data_dir, "POST", "/park", {**place, "decide": decision})
 
 
 def broker_url(data_dir: Path) -> str:
-    """Where clients find the broker on this data folder. Raises AdminError."""
+    """Return the URL at which clients find the broker on this data folder. Raises AdminError."""
     return str(_ask(data_dir, "GET", "/broker", None)["url"])
 
 
 def status(data_dir: Path) -> dict[str, Any]:
-    """Return what the broker on this data folder says of itself. Raises AdminError."""
+    """Return the status of the broker on this data folder. Raises AdminError."""
     return _ask(data_dir, "GET", "/status", None)
 
 
 def master_key(data_dir: Path) -> dict[str, Any]:
-    """The keys of the broker on this data folder, without a key. Raises AdminError."""
+    """Describe the keys of the broker on this data folder, without any secret. Raises
+    AdminError."""
     return _ask(data_dir, "GET", "/master-key", None)
 
 
 def describe_placement(data_dir: Path, asked: dict[str, object] | None = None) -> dict[str, Any]:
-    """The storage clusters, or the partitions of a queue (`PartitionsOf`). Raises AdminError."""
+    """Return the storage clusters, or with `asked` (`PartitionsOf`) the partitions of a queue.
+    Raises AdminError."""
     method, path = ("GET", "/clusters") if asked is None else ("POST", "/partitions")
     return _ask(data_dir, method, path, asked)
 
 
 def rotate_master_key(data_dir: Path, new_key: str | None) -> dict[str, Any]:
-    """Let the broker on this data folder use another master key. Raises AdminError."""
+    """Let the broker on this data folder use another master key. Without `new_key` it makes one.
+    Raises AdminError."""
     return _ask(data_dir, "POST", "/master-key", {"new_key": new_key})
 
 
@@ -92,20 +96,20 @@ def create_token(data_dir: Path, wanted: dict[str, object]) -> dict[str, Any]:
 
 
 def tokens(data_dir: Path) -> dict[str, Any]:
-    """The API tokens, without what admits anybody. Raises AdminError."""
+    """Return the records of the API tokens, without any secret. Raises AdminError."""
     return _ask(data_dir, "GET", "/tokens", None)
 
 
 def revoke_token(data_dir: Path, token_id: str) -> dict[str, Any]:
-    """Revoke an API token; what it was. Raises AdminError."""
+    """Revoke an API token. Returns what its record was. Raises AdminError."""
     return _ask(data_dir, "POST", "/tokens/revoke", {"token_id": token_id})
 
 
 def backup(
     data_dir: Path, folder: Path, progress: Callable[[str, int, int], None]
 ) -> dict[str, Any]:
-    """Let the broker that runs on this data folder make a backup in another folder of this
-    machine; the backup's manifest.
+    """Let the broker that runs on this data folder make a backup in another folder of this machine.
+    Returns the backup's manifest.
 
     Raises:
         AdminError: no broker runs there, it refused, or it ended meanwhile.
@@ -121,7 +125,10 @@ def backup(
                 raise AdminError(f"{told['problem']['code']}: {told['problem']['detail']}")
             if told["progress"]:
                 progress(*told["progress"])
-    raise AdminError(f"The broker on {data_dir} ended: there is no backup in {folder}.")
+    raise AdminError(
+        f"The broker on {data_dir} ended, so there is no backup in {folder}. Start the broker and "
+        "try again."
+    )
 
 
 class _Connection(http.client.HTTPConnection):
@@ -161,11 +168,13 @@ def _answer(
         yield connection.getresponse()
     except (FileNotFoundError, ConnectionRefusedError):
         raise AdminError(
-            f"No broker runs on {data_dir}; start it, or name its folder with --data-dir or "
+            f"No broker runs on {data_dir}. Start it, or name its folder with --data-dir or "
             "TOCSIN_DATA_DIR."
         ) from None
     except PermissionError:
-        raise AdminError(f"The broker on {data_dir} belongs to another user.") from None
+        raise AdminError(
+            f"The broker on {data_dir} belongs to another user. Run this command as that user."
+        ) from None
     except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
         raise AdminError(f"The broker on {data_dir} did not answer: {error!r}.") from None
     finally:

@@ -1,11 +1,12 @@
-"""The side of the broker: what only an operator on this machine may do, over a Unix socket.
+"""Server of the admin socket: acts that only an operator on this machine may do.
 
-The socket stands in the data folder, for its owner alone (0600): whoever may write the data may ask
-for this, and nobody over the network can. It speaks HTTP with the same problem documents, about
-queues, parked keys, backups, API tokens, the master key, and where partitions are.
+The socket is a Unix socket in the data folder, for its owner alone (0600). So a user that may write
+the data may use it, and no client over the network can. It speaks HTTP with the same problem
+documents, about queues, parked keys, backups, API tokens, the master key, and the places of
+partitions.
 
-Paths of Unix sockets end at 107 bytes; where that of the data folder is too long the socket stands
-in a temporary folder, and `admin.path` in the data folder says where.
+A path of a Unix socket has at most 107 bytes. If the path in the data folder is longer, the socket
+is in a temporary folder, and `admin.path` in the data folder says where.
 """
 
 import asyncio
@@ -52,19 +53,20 @@ from runtime.operation import decode, read_body, reply
 from runtime.problems import Problems, document
 
 SOCKET_PATH_BYTES_MAX: Final = 107
-"""sockaddr_un.sun_path is 108 bytes, one of them the final zero."""
+"""Longest path of a Unix socket. sockaddr_un.sun_path has 108 bytes, one of them the final zero."""
 PROGRESS_S: Final = 0.5
-"""Between two lines about a backup under way."""
+"""Time between two lines about a backup under way."""
 UNUSED: Final = (
-    "this broker lets everybody on this machine in, with a token or without: set TOCSIN_TOKEN, "
-    "TOCSIN_JWT_KEYS or TOCSIN_AUTH=required, and start it anew"
+    "this broker lets everybody on this machine in, with or without a token. To require tokens, "
+    "set TOCSIN_TOKEN, TOCSIN_JWT_KEYS or TOCSIN_AUTH=required, and restart it"
 )
 _NOTED: Final = ("master_key_id", "master_key_id_before", "data_keys")
 """Fields of a rotation in the audit trail."""
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The queue's name twice: what is deleted is gone. `confirm` None: say what would go."""
+    """The queue's name twice, because a deleted queue cannot be brought back. Without `confirm`
+    nothing is deleted, and the answer says what would be."""
 
     queue: str
     confirm: str | None
@@ -72,7 +74,7 @@ class DeleteQueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Park(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parked keys of a group; `decide` None: list them, at most `limit`."""
+    """The parked keys of a group. Without `decide` at most `limit` of them are listed."""
 
     queue: str
     group: str
@@ -82,21 +84,21 @@ class Park(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BackupTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a backup goes: the absolute path of a folder that is empty or not there."""
+    """The place of a backup: the absolute path of a folder that is empty or does not exist."""
 
     folder: str
 
 
 class PartitionsOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A queue."""
+    """A queue whose partitions are wanted."""
 
     queue: str
     tenant: str = ADMINISTRATOR.tenant
 
 
 class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Properties of a new token; `certificate`: the name of a client certificate that stands for
-    it; `limits`: what it may at most (gateway.limits.spec)."""
+    """Properties of a new token. `certificate`: the name of a client certificate that is used
+    instead of a token; `limits`: bounds of what its holder may do (gateway.limits.spec)."""
 
     name: str
     tenant: str = "default"
@@ -107,13 +109,13 @@ class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class TokenId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which token."""
+    """The id of the token to revoke."""
 
     token_id: str
 
 
 class RotateMasterKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The key to come; None: the broker makes one."""
+    """The new master key; None: the broker makes one."""
 
     new_key: str | None = None
 
@@ -139,7 +141,8 @@ class AdminSocket:
         *,
         url: str = "",
     ) -> None:
-        """`routes`: further ones. `url`: where the broker's clients find it."""
+        """Begin without a socket. `routes`: further routes. `url`: the address at which clients
+        find the broker."""
         self._url = url
         self._audit = (accounting or AccountingWriter()).audit
         self._data_dir = data_dir
@@ -149,14 +152,15 @@ class AdminSocket:
         self._backups: set[_Backup] = set()
 
     async def start(self) -> None:
-        """Listen. The caller holds the data folder: what is left of a dead broker is removed."""
+        """Listen. The caller has locked the data folder, so the socket that a dead broker left is
+        removed."""
         clear(self._data_dir)
         self._listener = Listener(self._application(), _bind(self._data_dir))
         await self._listener.start()
 
     async def stop(self) -> None:
-        """Answer what is under way, break backups off, then take the socket away. Not started:
-        nothing happens."""
+        """Answer the requests under way, break backups off, then remove the socket. If it was not
+        started, nothing happens."""
         for backup in list(self._backups):
             backup.break_off()
         if self._listener is not None:
@@ -218,7 +222,7 @@ class AdminSocket:
 
 
 def _administrator(tenant: str) -> tuple[Principal, Actor]:
-    """Return who acts in this tenant, and how that is noted."""
+    """Return the principal that acts in this tenant, and its actor for the audit trail."""
     who = Principal(ADMINISTRATOR.name, tenant)
     return who, msgspec.structs.replace(LOCAL, principal=who)
 
@@ -229,7 +233,9 @@ async def _delete_queue(broker: Broker, audit: Audit, request: Request) -> Respo
     if wanted.confirm is None:
         return reply(await _contents(broker, who, wanted.queue))
     if wanted.queue != wanted.confirm:
-        raise Refused("invalid_request", "queue and confirm are not the same name")
+        raise Refused(
+            "invalid_request", "queue and confirm are not the same name: repeat the queue's name"
+        )
     async with audit.act("queue.delete", by, queue=wanted.queue) as act:
         held = await _contents(broker, who, wanted.queue)
         act.about(**held)
@@ -240,8 +246,9 @@ async def _delete_queue(broker: Broker, audit: Audit, request: Request) -> Respo
 
 
 async def _contents(broker: Broker, who: Principal, name: str) -> dict[str, Any]:
-    """How many messages and groups go with a queue; without what a storage that is away does not
-    say, for the queue can be deleted all the same. Raises Refused(queue_not_found)."""
+    """Count the messages and groups that are deleted with a queue. If the storage is away, the
+    messages are left out, because the queue can be deleted nevertheless. Raises
+    Refused(queue_not_found)."""
     queue = broker.find_queue(who, name)
     groups = len(broker.metadata.list_groups(who, queue))
     try:
@@ -259,7 +266,7 @@ def _bind(data_dir: Path) -> socket.socket:
         path = Path(tempfile.mkdtemp(prefix="tocsin-")) / SOCKET_NAME  # a folder of mode 0700
         (data_dir / POINTER_NAME).write_text(str(path), encoding="utf-8")
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Not a chmod afterwards: for a moment anybody could connect.
+    # Before a chmod afterwards, anybody could connect for a moment.
     umask = os.umask(0o177)
     try:
         bound.bind(os.fspath(path))
@@ -272,11 +279,11 @@ def _bind(data_dir: Path) -> socket.socket:
 
 
 def clear(data_dir: Path) -> None:
-    """Remove the socket, and the temporary folder where there is one."""
+    """Remove the socket, and its temporary folder if it has one."""
     path = socket_path(data_dir)
     path.unlink(missing_ok=True)
     (data_dir / POINTER_NAME).unlink(missing_ok=True)
-    # The pointer is a file that anybody who owns the folder can write: only ours is removed.
+    # The owner of the folder can write any path into the pointer, so only ours is removed.
     folder = path.parent
     if folder != data_dir and folder.name.startswith("tocsin-"):
         with contextlib.suppress(OSError):
@@ -284,8 +291,8 @@ def clear(data_dir: Path) -> None:
 
 
 class _Backup:
-    """A backup under way, told line by line: `progress` now and then, in the end `backup` with the
-    manifest, or `problem`. Whoever asked goes away: it is broken off."""
+    """A backup under way, answered line by line: `progress` now and then, in the end `backup` with
+    the manifest, or `problem`. If the client that asked goes away, the backup is broken off."""
 
     def __init__(
         self, broker: Broker, audit: Audit, folder: Path, ended: Callable[["_Backup"], None]
@@ -302,16 +309,19 @@ class _Backup:
         self._progress = (what, done, total)
 
     def break_off(self) -> None:
-        """The broker goes down."""
+        """Cancel the backup, because the broker is going down."""
         self._task.cancel()
 
     def _result(self) -> dict[str, object]:
         if self._task.cancelled():
-            raise Refused("draining", "the broker is going down: the backup was broken off")
+            raise Refused(
+                "draining",
+                "the broker is going down, so the backup was broken off: make it again later",
+            )
         return self._task.result()
 
     async def response(self) -> Response:
-        """Return a response; what is refused at once is a problem document, as everywhere."""
+        """Return the response. An immediate refusal is a problem document, as everywhere."""
         await asyncio.wait((self._task,), timeout=PROGRESS_S)
         if self._task.done():
             self._result()
@@ -331,7 +341,8 @@ class _Backup:
 
 
 def cluster_routes(broker: Broker) -> list[BaseRoute]:
-    """Both only look."""
+    """Return the routes that describe the storage clusters and a queue's partitions. They change
+    nothing."""
 
     async def clusters(request: Request) -> Response:
         return reply(await broker.clusters(None))
@@ -349,7 +360,7 @@ def cluster_routes(broker: Broker) -> list[BaseRoute]:
 
 
 def key_routes(broker: Broker, audit: Audit) -> list[Route]:
-    """Look at the keys, without a key, and rotate the master key."""
+    """Return the routes that describe the keys, without any secret, and rotate the master key."""
 
     async def master_key(request: Request) -> Response:
         return reply(_keys(broker).describe())
@@ -371,14 +382,16 @@ def key_routes(broker: Broker, audit: Audit) -> list[Route]:
 
 def _keys(broker: Broker) -> Keyring:
     if broker.keyring is None:
-        raise Refused("invalid_request", "this broker seals nothing: its encryption is off")
+        raise Refused(
+            "invalid_request", "this broker encrypts nothing, because TOCSIN_ENCRYPTION is off"
+        )
     return broker.keyring
 
 
 def token_routes(
     tokens: Tokens, auth: Authenticator, wall: Callable[[], float], audit: Audit
 ) -> list[Route]:
-    """`wall`: unix seconds."""
+    """Return the routes that create, list and revoke API tokens. `wall`: unix seconds."""
 
     async def create(request: Request) -> Response:
         wanted = decode(await read_body(request), _NEW_TOKEN)
@@ -425,8 +438,8 @@ def token_routes(
 
 
 def _audit_fields(record: TokenRecord) -> dict[str, Any]:
-    """Return the fields of a new token in the audit trail. A wrong name may be anything: it is left
-    out."""
+    """Return the fields of a new token in the audit trail. An invalid name is left out, because it
+    may be anything."""
     fields = {**_token_fields(record), "rights": list(record.rights)}
     names = ("name", "tenant")
     wrong = [one for one in names if not NAME.fullmatch(fields[one])]
@@ -435,17 +448,17 @@ def _audit_fields(record: TokenRecord) -> dict[str, Any]:
 
 
 def _token_fields(record: TokenRecord) -> dict[str, Any]:
-    """All but the digest."""
+    """Return all fields of a record but the digest."""
     fields: dict[str, Any] = msgspec.structs.asdict(record)
     del fields["digest"]
     return fields
 
 
 def draw_id() -> str:
-    """A token's id: public, and hardly ever the same twice."""
+    """Draw a token's id. It is public, and hardly ever the same twice."""
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LETTERS))
 
 
 def draw_secret() -> str:
-    """142 random bits."""
+    """Draw a token's secret, which has 142 random bits."""
     return "".join(secrets.choice(SECRET_ALPHABET) for _ in range(SECRET_LETTERS))

@@ -1,31 +1,35 @@
-"""Decide who a client is, and whether a request from this page may be served at all. Pure.
+"""Authentication: decide who a client is, and whether a request from its page may be served. Pure.
 
-Credentials are wanted as soon as the broker has a token of its own (`TOCSIN_TOKEN`), trusts
-somebody's JWTs, or is told to want them (`TOCSIN_AUTH=required`). They are
+Credentials are required if the broker has a token of its own (`TOCSIN_TOKEN`), trusts an issuer's
+JWTs, or is configured to require them (`TOCSIN_AUTH=required`). They are
 
     the broker's token   all rights; its holder is the operator
-    an API token         `tcs_…`, what its record says (metadata.tokens)
-    a JWT                what its issuer says, under a key that is configured (gateway.auth.jwt)
-    a certificate        its verified name, as a record says
-    a ticket, a cookie   for browsers: what the one of the above gave that they were made for
+    an API token         `tcs_…`, with the rights of its record (metadata.tokens)
+    a JWT                the rights that its issuer gives, under a configured key (gateway.auth.jwt)
+    a certificate        its verified name, with the rights of a record
+    a ticket, a cookie   for browsers, with the rights of the credential that they were made for
 
-in the `Authorization: Bearer` header, or, from a browser's WebSocket, which cannot set headers, in
-its `hello`. Whatever is wrong with one gets the same answer (DETAIL), after about the same time.
+A client sends them in the `Authorization: Bearer` header. A browser's WebSocket, which cannot set
+headers, sends them in its `hello`. Every bad credential gets the same answer (DETAIL), after about
+the same time, whatever is wrong with it.
 
-Where none are wanted everybody on this machine is let in, and only from this machine: a web page
-that the user merely visits must not talk to the broker behind the user's back.
+If none are required, every client on this machine is let in, and none from elsewhere. A web page
+that the user merely visits must not talk to the broker behind the user's back. These headers show
+such attacks:
 
-    DNS rebinding            evil.example resolves to 127.0.0.1: its Host header gives it away
-    cross-site WebSocket     a page of evil.example opens ws://127.0.0.1: its Origin gives it away
+    DNS rebinding            evil.example resolves to 127.0.0.1; its Host header shows it
+    cross-site WebSocket     a page of evil.example opens ws://127.0.0.1; its Origin shows it
 
-A browser sends its cookie (gateway.auth.browser) and its certificate by itself, so they count only
-where the browser also says whose page asks, and it is one of ours. What another port of this host
-serves is the same site to the browser, and another origin.
+A browser sends its cookie (gateway.auth.browser) and its certificate by itself. So they count only
+if the browser also says which page sends the request, and that page is one of ours. A page from
+another port of this host is the same site to the browser, and another origin. These headers show
+such attacks:
 
-    cross-site request       a page of localhost:3000 posts to us, cookie and all: its Origin
-    a page on the way        somebody in the network answers for http://broker.example, and his page
-                             opens wss://broker.example: same host, same cookies, its Origin is http
-    cross-site look          it loads <img src="http://localhost:8080/v1/…">: its Sec-Fetch-Site
+    cross-site request       a page of localhost:3000 posts to us with the cookie; its Origin
+    a page on the way        an attacker in the network answers for http://broker.example, and the
+                             page opens wss://broker.example, with the same cookies; its Origin,
+                             which is http
+    cross-site look          a page loads <img src="http://localhost:8080/v1/…">; its Sec-Fetch-Site
 
 Tokens are never logged and never part of an error.
 """
@@ -63,23 +67,23 @@ from push import limits
 from push.errors import Refused
 
 OPERATOR: Final = Principal("operator")
-"""Whoever holds the broker's one token: all rights."""
+"""The holder of the broker's own token, with all rights."""
 OPERATORS: Final = Admission(OPERATOR)
 LET_IN: Final = Admission(ANYBODY, credential="anybody")
-"""Where nobody needs credentials."""
+"""Admission of every client if no credentials are required."""
 REVOKED_KEPT_MAX: Final = 10_000
-"""Ids of revoked tokens that are remembered, since this gateway began."""
+"""Number of revoked tokens whose ids are remembered, since this gateway began."""
 _OWN_SITES: Final = (None, "same-origin", "none")
 """Values of Sec-Fetch-Site: an older browser, our page, an address that the user typed in."""
 _TOKEN: Final = credential_of("")
 
 
 class Authenticator:
-    """Authenticate requests. `origins` are further pages (`https://app.example`) to be served;
-    `is_required`: credentials are wanted also without a `token` or `jwts`; `tokens` has the API
-    tokens; `secret` signs cookies, together with `token`. `wall` is unix seconds, `now` monotonic.
+    """Authenticate requests. `origins` are further pages (`https://app.example`) to be served.
+    `is_required`: credentials are required even without a `token` or `jwts`. `tokens` has the API
+    tokens. `secret` signs cookies, together with `token`. `wall` is unix seconds, `now` monotonic.
 
-    Header mappings are looked up by lower-case name: those of Starlette and websockets both fit.
+    Header mappings are looked up by lower-case name; those of Starlette and websockets both fit.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class Authenticator:
         self._tokens = tokens
         self._jwts = jwts
         self.is_open = self._token is None and jwts is None and not is_required
-        """Whether nobody needs credentials; then those that are presented are ignored."""
+        """Whether no credentials are required; then those that are presented are ignored."""
         self.cookies = Cookies(secret + b"\0" + (self._token or b""))
         self.tickets = Tickets()
         self._live = LiveCredentials()
@@ -111,16 +115,17 @@ class Authenticator:
         certificate: str | None = None,
         is_tls: bool = False,
     ) -> Admission | None:
-        """Find out by the headers, and the name of the client certificate that TLS has verified,
-        who a request is from; None where a token is still owed (a WebSocket then owes it in its
-        `hello`; anything else is to be refused). `is_tls`: it is known to have come over TLS.
+        """Find out by the headers, and by the name of the client certificate that TLS has verified,
+        who a request is from. None: a token is still missing. Then a WebSocket must present it in
+        its `hello`, and any other request is to be refused. `is_tls`: the request is known to have
+        come over TLS.
 
         Raises:
             Refused: unauthorized or origin_refused.
         """
         presented = bearer_token(headers)
         if presented is not None and not self.is_open:
-            return self.check_token(presented, wall=wall)  # which no page makes a browser send
+            return self.check_token(presented, wall=wall)  # no page can make a browser send it
         self.check_origin(headers, is_tls=is_tls)
         if self.is_open:
             return LET_IN
@@ -135,8 +140,8 @@ class Authenticator:
         certificate: str | None = None,
         is_tls: bool = False,
     ) -> Admission | None:
-        """Authenticate a request, by the cookie where nothing else is presented. `is_read`: the
-        request is a GET or HEAD, which changes nothing; a WebSocket's handshake is none.
+        """Authenticate a request, by its cookie if nothing else is presented. `is_read`: the
+        request is a GET or HEAD, which changes nothing; a WebSocket's handshake is no such request.
 
         Raises:
             Refused: unauthorized or origin_refused.
@@ -149,19 +154,19 @@ class Authenticator:
         admission = self._by_cookie(headers, wall)
         if admission is None:
             return None
-        # An Origin that is there has been judged by `authenticate_without_cookie`.
+        # `authenticate_without_cookie` has judged an Origin, if there is one.
         if _one(headers, "origin") is None and not (
             is_read and _one(headers, "sec-fetch-site") in _OWN_SITES
         ):
             raise Refused(
                 "origin_refused",
-                "with a cookie, a request says by its Origin header which page it comes from; "
-                "programs present the token: Authorization: Bearer <token>",
+                "a request with a cookie needs an Origin header that names its page. A program "
+                "sends the token instead: Authorization: Bearer <token>",
             )
         return admission
 
     def check_token(self, presented: str | None, *, wall: float) -> Admission:
-        """Return what this token gives. Where none are wanted, whatever is presented is anybody's.
+        """Return what this token gives. If no credentials are required, anything is accepted.
 
         Raises:
             Refused: unauthorized, metadata_unavailable.
@@ -193,7 +198,7 @@ class Authenticator:
         return found
 
     def check_ticket(self, ticket: str, *, now: float, wall: float) -> Admission:
-        """Return what a ticket gives, once. Raises Refused(unauthorized)."""
+        """Use a ticket up, and return what it gives. Raises Refused(unauthorized)."""
         admission = self.tickets.use(ticket, now=now)
         if admission is None:
             raise NotLetIn("ticket")
@@ -202,46 +207,46 @@ class Authenticator:
         return admission
 
     def refusal_of(self, headers: Mapping[str, str], certificate: str | None) -> NotLetIn:
-        """Return the refusal of a request in whose headers `authenticate` has found nothing: no
-        cookie and no certificate that is good."""
+        """Return the refusal of a request for which `authenticate` has returned None, because it
+        has neither a good cookie nor a good certificate."""
         if certificate is not None:
             return NotLetIn("certificate")
         has_cookie = self.cookies.name in (_one(headers, "cookie") or "")
         return NotLetIn("cookie" if has_cookie else "none")
 
     def track(self, credential: str, what: Revocable) -> None:
-        """Have this ended when its credential is revoked."""
+        """End this session or request when its credential is revoked."""
         self._live.add(credential, what)
 
     def untrack(self, credential: str, what: Revocable) -> None:
-        """Forget what has ended, or goes on with another credential. If it is not tracked, nothing
-        happens."""
+        """Forget a session or request that has ended, or goes on with another credential. If it is
+        not tracked, nothing happens."""
         self._live.discard(credential, what)
 
     def tracked_count(self, credential: str) -> int:
-        """Number of sessions and requests that would end with this credential."""
+        """Return the number of sessions and requests that would end with this credential."""
         return self._live.count(credential)
 
     def on_credential_ended(self, credential: str) -> None:
-        """End what this credential has let in, after it was revoked."""
+        """End the sessions and requests of this credential, after it was revoked."""
         self._live.revoke(credential)
 
     def on_token_revoked(self, record: TokenRecord) -> None:
-        """Remember a revoked token, so that the trail can say so of its use."""
+        """Remember a revoked token, so that the audit trail can say so when it is used."""
         self._revoked[record.token_id] = None
         while len(self._revoked) > REVOKED_KEPT_MAX:
             self._revoked.popitem(last=False)
 
     def check_hello(self, presented: str | None, *, now: float, wall: float) -> Admission:
-        """Return what the credential of a `hello` gives: a token's, or a ticket's. Raises as
+        """Return what the credential of a `hello`, a token or a ticket, gives. Raises like
         check_token."""
         if presented is not None and is_ticket(presented) and not self.is_open:
             return self.check_ticket(presented, now=now, wall=wall)
         return self.check_token(presented, wall=wall)
 
     def is_live(self, credential: str) -> bool:
-        """Whether what this credential has admitted may go on: it has not been revoked. That its
-        time is over, the admission says."""
+        """Whether sessions of this credential may go on, because it has not been revoked. The end
+        of its time is in the admission, and not judged here."""
         if credential.startswith(_TOKEN):
             tokens = self._tokens
             if tokens is None or not tokens.is_known:
@@ -254,7 +259,7 @@ class Authenticator:
         return self._jwts is not None and self._jwts.trusts(credential)
 
     def add_ticket(self, ticket: str, admission: Admission, *, now: float) -> None:
-        """Let a ticket give this admission, once; raises as `Tickets.add`."""
+        """Let a ticket give this admission, once. Raises like `Tickets.add`."""
         self.tickets.add(ticket, admission, now=now)
 
     @property
@@ -267,8 +272,8 @@ class Authenticator:
         return self.cookies.make(self._pass_of(admission), lasts_s, wall=wall)
 
     def _pass_of(self, admission: Admission) -> Pass:
-        """Return what a cookie says of an admission. Of an API token it says the id only: its
-        record says each time what it gives."""
+        """Return what a cookie holds about an admission. For an API token it holds only the id,
+        because the rights are read from the token's record each time."""
         if admission.credential == OPERATORS.credential or admission.credential.startswith(_TOKEN):
             return Pass(admission.credential)
         name, tenant = admission.principal.name, admission.principal.tenant
@@ -280,7 +285,7 @@ class Authenticator:
             return None
         try:
             own = limits_of(record.limits)
-        except ValueError:  # a newer version has written it: not without the limit that it means
+        except ValueError:  # a newer version wrote it; without its limit nobody is let in
             return None
         self._tokens.note_used(record.token_id, unix_ms=int(wall * 1000))
         rights = rights_of(record.rights)
@@ -289,8 +294,9 @@ class Authenticator:
     def _by_certificate(
         self, headers: Mapping[str, str], certificate: str | None, wall: float
     ) -> Admission | None:
-        """A browser may present one for any page: an Origin has been judged, and where there is
-        none, who loads from another site gives that away."""
+        """Return what a client certificate gives, if anything. A browser may present one for any
+        page. An Origin has been judged before. Without one, Sec-Fetch-Site shows a page of another
+        site."""
         if certificate is None or self._tokens is None:
             return None
         if _one(headers, "origin") is None and _one(headers, "sec-fetch-site") not in _OWN_SITES:
@@ -321,11 +327,11 @@ class Authenticator:
         return Admission(principal, rights=rights, credential=said.credential)
 
     def check_origin(self, headers: Mapping[str, str], *, is_tls: bool = False) -> None:
-        """Check the origin of a request that has no valid Authorization header. `is_tls`: as
+        """Check the origin of a request that has no valid Authorization header. `is_tls`: as in
         `authenticate_without_cookie`.
 
         Raises:
-            Refused: origin_refused, with what to do about it.
+            Refused: origin_refused, with advice what to do.
         """
         host = _one(headers, "host")
         if self.is_open and not is_loopback(host):
@@ -338,16 +344,21 @@ class Authenticator:
 
 
 def _check_known(tokens: Tokens) -> None:
-    """Raises Refused(metadata_unavailable): who is good is not known; nor that somebody is not."""
+    """Raise Refused(metadata_unavailable) if the tokens are not known, so that none can be accepted
+    or refused."""
     if not tokens.is_known:
-        raise Refused("metadata_unavailable", "whether tokens were revoked is not known here", 1.0)
+        raise Refused(
+            "metadata_unavailable",
+            "this gateway does not know yet which tokens were revoked: try again",
+            1.0,
+        )
 
 
 def bearer_token(headers: Mapping[str, str]) -> str | None:
-    """The token of the Authorization header; None: there is no such header.
+    """Return the token of the Authorization header; None: there is no such header.
 
     Raises:
-        Refused: unauthorized: the header is there and is not `Bearer <token>`, or there are two.
+        Refused: unauthorized, if the header is not `Bearer <token>`, or there are two.
     """
     header = _one(headers, "authorization")
     if header is None:
@@ -360,7 +371,8 @@ def bearer_token(headers: Mapping[str, str]) -> str | None:
 
 
 def _one(headers: Mapping[str, str], name: str) -> str | None:
-    """A header's value. Several ones are a smuggling attempt or a broken proxy: refused."""
+    """Return a header's value. Several headers of the name are refused, because they come from a
+    smuggling attempt or a broken proxy."""
     try:
         return headers.get(name)
     except LookupError:  # websockets' MultipleValuesError
@@ -368,7 +380,7 @@ def _one(headers: Mapping[str, str], name: str) -> str | None:
 
 
 def several(name: str) -> Refused:
-    """The answer to two headers of this name (lower case)."""
+    """Return the refusal of two headers of this name (lower case)."""
     if name in ("authorization", "cookie"):
         return NotLetIn("several")
-    return Refused("invalid_request", f"several {name} headers")
+    return Refused("invalid_request", f"the request has several {name} headers: send one")

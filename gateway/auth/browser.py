@@ -1,15 +1,16 @@
-"""How a browser gets in without a token in a URL or in a script: tickets and cookies. Pure.
+"""Tickets and cookies, with which a browser gets in without a token in a URL or a script. Pure.
 
-    ticket   a secret for one use within TICKET_S, for the fragment of an address or a WebSocket:
-             who presents a token asks for it, the page exchanges it for a cookie, or says it in
+    ticket   a secret for one use within TICKET_S, for the fragment of an address or a WebSocket. A
+             client with a token asks for it. The page exchanges it for a cookie, or sends it in
              `Sec-WebSocket-Protocol` or `hello`. It gives what that token gives
-    cookie   admits one browser for ACCESS_S: an expiry and a Pass, signed under a key that is made
-             of the catalog's secret and the broker's token. Nobody keeps it, so it outlives a
-             restart; another token ends it, and so does the end of what it was made for
+    cookie   admits one browser for ACCESS_S. It is an expiry and a Pass, signed under a key that is
+             made of the catalog's secret and the broker's token. The broker does not store it, so
+             it outlives a restart. It ends when the broker's token changes, or the credential that
+             it was made for ends
 
-A ticket has TICKET_BYTES of randomness and is looked up by its digest: how long that takes tells
-nothing about it, and no number of guesses in TICKET_S comes near one. So wrong tickets are not
-counted: a bound on them would lock everybody out when somebody guesses.
+A ticket has TICKET_BYTES of randomness and is looked up by its digest. So the time of a look-up
+reveals nothing about it, and no number of guesses in TICKET_S comes near one. Therefore wrong
+tickets are not counted. With a bound on them an attacker who guesses would lock everybody out.
 """
 
 import hmac
@@ -28,14 +29,14 @@ from push.errors import Refused
 TICKET_S: Final = 30.0
 TICKET_BYTES: Final = 24
 ACCESS_S: Final = 12 * 3600.0
-"""A working day: no cookie is older."""
+"""Longest life of a cookie, a working day."""
 TICKET_MARK: Final = "tct_"
 _VALUE: Final = re.compile(r"2\.([0-9]{1,12})\.([A-Za-z0-9_-]{1,8192})\.[A-Za-z0-9_-]{43}")
 
 
 class Pass(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Contents of a cookie: the credential that it was made for, and what that gave where nothing
-    here remembers it."""
+    """Contents of a cookie: the credential that it was made for, and its rights, unless the broker
+    itself can look these up."""
 
     credential: str
     name: str = ""
@@ -44,12 +45,12 @@ class Pass(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 def write_ticket(secret: str) -> str:
-    """The whole ticket."""
+    """Return the whole ticket with this secret."""
     return TICKET_MARK + secret
 
 
 def is_ticket(text: str) -> bool:
-    """Whether it says of itself that it is a ticket."""
+    """Whether a credential has the mark of a ticket."""
     return text.startswith(TICKET_MARK)
 
 
@@ -58,17 +59,19 @@ class Tickets:
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, tuple[float, float, Admission]] = {}
-        """Digest → when it is over, when its right is, what it gives; in this order."""
+        """Digest → (end of the ticket, end of its admission, the admission), the ticket that ends
+        first in front."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, ticket: str, admission: Admission, *, now: float) -> None:
-        """Whoever brings it within TICKET_S gets in, once, and stays as long as who made it.
+        """Let a ticket be used once within TICKET_S. Its user may stay until the admission of its
+        maker ends.
 
         Raises:
-            Refused: too_many wait already, or more of this principal than there is room left:
-                nobody makes so many that others can make none.
+            Refused: too_many, if no more may wait, or more of this principal wait than there is
+                room left. So no principal can make so many that others can make none.
         """
         self._expire(now)
         room = limits.TICKETS_MAX - len(self._waiting)
@@ -78,13 +81,13 @@ class Tickets:
             whose = f"{own} tickets of this principal" if own else f"{limits.TICKETS_MAX} tickets"
             raise Refused(
                 "too_many",
-                f"{whose} wait to be used: each is over after {TICKET_S:g} s",
+                f"{whose} wait to be used. Each ends after {TICKET_S:g} s: try again then",
                 retry_after_s=first - now,
             )
         self._waiting[_digest(ticket)] = (now + TICKET_S, now + admission.lasts_s, admission)
 
     def use(self, ticket: str, *, now: float) -> Admission | None:
-        """Use a ticket up, and return what it gives. None: it is wrong, used or over."""
+        """Use a ticket up, and return what it gives. None: it is wrong, used, or too old."""
         self._expire(now)
         found = self._waiting.pop(_digest(ticket), None)
         if found is None or found[1] <= now:
@@ -104,33 +107,35 @@ class Tickets:
 
 
 class Cookies:
-    """The cookies that stand for other credentials. `wall`: unix seconds."""
+    """Cookies, each made for another credential. `wall`: unix seconds."""
 
     __slots__ = ("_key", "name")
 
     def __init__(self, secret: bytes) -> None:
         self._key = hmac.digest(secret, b"tocsin access cookie 2", "sha256")
-        # A browser has one set of cookies for all ports of a host: brokers with different secrets
-        # do not take each other's place.
+        # A browser has one set of cookies for all ports of a host. With names of their own, brokers
+        # with different secrets do not overwrite each other's cookies.
         self.name = f"tocsin-access-{hmac.digest(self._key, b'name', 'sha256')[:4].hex()}"
 
     def make(self, said: Pass, lasts_s: float = ACCESS_S, *, wall: float) -> str:
-        """A cookie's value, good for `lasts_s`, and no longer than ACCESS_S.
+        """Make a cookie's value, good for `lasts_s`, and no longer than ACCESS_S.
 
         Raises:
-            Refused: forbidden: no browser would keep so much (RFC 6265, 6.1).
+            Refused: forbidden, if it is too large for a browser to keep (RFC 6265, 6.1).
         """
         payload = _to_text(msgspec.json.encode(said))
         value = self._sign(f"2.{int(wall + min(lasts_s, ACCESS_S))}.{payload}")
         if len(value) > limits.COOKIE_BYTES_MAX:
             raise Refused(
-                "forbidden", "the rights of this token do not fit into a cookie: present the token"
+                "forbidden",
+                "this token has more rights than fit into a cookie: use one with fewer rights",
             )
         return value
 
     def passes(self, header: str | None, *, wall: float) -> Iterator[tuple[float, Pass]]:
-        """(seconds, what it says) of each cookie of the `Cookie` header that is ours and not over.
-        Of several of the name, which another port of the host may have set, any may be it."""
+        """Yield (seconds left, contents) of each cookie of the `Cookie` header that we have signed
+        and that is not too old. There may be several of the name, because another port of the host
+        may have set one; any of them may be ours."""
         for value in self._values(header or ""):
             match = _VALUE.fullmatch(value)
             if match is None or not hmac.compare_digest(
@@ -153,8 +158,9 @@ class Cookies:
 
 
 def set_cookie(name: str, value: str, *, is_secure: bool) -> str:
-    """A `Set-Cookie` header; an empty value takes the cookie away. No script reads it, no other
-    site's page makes the browser send it. `is_secure`: never without TLS."""
+    """Return a `Set-Cookie` header. An empty value removes the cookie. No script can read the
+    cookie, and no page of another site makes the browser send it. `is_secure`: the browser never
+    sends it without TLS."""
     age_s = int(ACCESS_S) if value else 0
     secure = "; Secure" if is_secure else ""
     return f"{name}={value}; Path=/; Max-Age={age_s}; HttpOnly; SameSite=Strict{secure}"

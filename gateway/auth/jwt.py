@@ -1,8 +1,7 @@
-"""JSON Web Tokens: which keys count, what a token under one of them gives, where keys are read.
+"""JSON Web Tokens: the keys that count, the rights of a token, and the source of the keys.
 
-**Keys** are a JWK set (RFC 7517), read strictly. A key is for one algorithm, which its type says:
-what a token's header says of itself only has to agree. So no public RSA key is ever taken for the
-secret of an HMAC.
+**Keys** are a JWK set (RFC 7517), read strictly. The type of a key decides its only algorithm, and
+a token's header must agree with it. So no public RSA key is ever taken for the secret of an HMAC.
 
     OKP Ed25519     EdDSA (RFC 8037)
     EC P-256        ES256 (RFC 7518, 3.4)
@@ -11,16 +10,16 @@ secret of an HMAC.
 
 **Tokens** are verified strictly (RFC 8725, ASVS 5.0 V9). The signature must be made with a
 configured key, by the one algorithm that this key is for; `kid` only finds it in the map of keys.
-Keys, certificates and addresses in a header are ignored, and a header that calls something
-critical is refused. `exp`, `aud` and `sub` must be there. `exp` has no leeway, because a leeway
-would only move the end; `nbf` has one. A client that sends a thousand requests presents one token:
-the verifier remembers what it gave until the token ends or the keys change.
+Keys, certificates and addresses in a header are ignored, and a header that marks a member as
+critical is refused. `exp`, `aud` and `sub` are required. `exp` has no leeway, because a leeway
+would only move the end; `nbf` has one. A client presents the same token with each of thousands of
+requests, so the verifier remembers what it gave until the token ends or the keys change.
 
-**The source** of keys is a file or an https address. A task reads it again and again beside the
-requests, which never wait for it: a file every FILE_EVERY_S, an address every `refresh_s`. It reads
+**The source** of keys is a file or an https address. A task reads it repeatedly, a file every
+FILE_EVERY_S and an address every `refresh_s`. Requests never wait for it. It reads an address
 sooner when a token names an unknown key, but not more often than every UNKNOWN_EVERY_S, so that a
-client with made-up kids cannot make this broker ask. If the source cannot be read, the keys stay
-as they are, for STALE_S at most.
+client with made-up kids cannot make this broker ask all the time. If the source cannot be read,
+the keys stay as they are, for STALE_S at most.
 """
 
 import asyncio
@@ -64,18 +63,19 @@ _MEMBERS: Final = {
     "oct": ("k", "kty"),
 }
 """Members that make a key of each type, in the order of RFC 7638, 3.2. Other members, such as the
-private part or a certificate, are not looked at."""
+private part or a certificate, are ignored."""
 
 
 LEEWAY_S: Final = 10.0
-"""How far the issuer's clock may be ahead of ours."""
+"""Seconds by which the issuer's clock may be ahead of ours."""
 SUBJECT_CHARS_MAX: Final = 256
 _FORM: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
-"""RFC 7519, 5.1 and RFC 9068, 2.1; a token for another purpose says so here."""
+"""Accepted values of `typ` (RFC 7519, 5.1 and RFC 9068, 2.1), in lower case. A token for another
+purpose has another one."""
 _OPTIONS: Final[Any] = {
     "require": ["exp", "aud", "sub"],
-    "verify_exp": False,  # the three times are judged here, by the clock that we are given
+    "verify_exp": False,  # the three times are judged here, by the clock that the caller passes
     "verify_nbf": False,
     "verify_iat": False,
     "enforce_minimum_key_length": True,
@@ -90,10 +90,10 @@ _WHY: Final[Mapping[type[Exception], str]] = {
 FILE_EVERY_S: Final = 1.0
 UNKNOWN_EVERY_S: Final = 10.0
 FETCH_S: Final = 5.0
-"""For one reading, all in all; and for each wait within it."""
+"""Longest time of one reading, and of each wait within it."""
 STALE_S: Final = 86_400.0
-"""Time for which keys count that cannot be read any more: an attacker that keeps us from the
-address must not keep alive a key that its owner has taken back."""
+"""Time for which keys count that cannot be read any more. It is bounded, because an attacker that
+keeps us from the address must not keep alive a key that its owner has withdrawn."""
 HTTPS: Final = "https://"
 logger = logging.getLogger("tocsin.auth")
 
@@ -102,7 +102,7 @@ logger = logging.getLogger("tocsin.auth")
 
 
 class KeysError(ValueError):
-    """The text is no set of keys that could be used. The sentence says why."""
+    """Error of a text that is no usable set of keys. The sentence says why."""
 
 
 class JwtKey(NamedTuple):
@@ -113,36 +113,37 @@ class JwtKey(NamedTuple):
     material: Any
     """Key in the form of jwt.decode."""
     credential: str
-    """Names it without any secret: what it has admitted ends when it is gone."""
+    """Name of the key, without any secret. Sessions that it has admitted end when the key does not
+    count any more."""
 
 
 class JwtKeys(NamedTuple):
-    """Keys that count, by `kid`; None: a key that has none."""
+    """Keys that count, by `kid`; None: a key without a `kid`."""
 
     by_kid: Mapping[str | None, JwtKey]
     skipped: tuple[str, ...] = ()
-    """Sentences about those that do not."""
+    """Sentences about keys that do not count."""
 
 
 NO_KEYS: Final = JwtKeys({})
 
 
 def parse_keys(data: bytes, algorithms: Collection[str]) -> JwtKeys:
-    """The keys of a JWK set that are for one of these algorithms.
+    """Return the keys of a JWK set that are for one of these algorithms. A set without any such key
+    is no error.
 
     Raises:
-        KeysError: it is no JWK set, or larger than a set may be. One without any key that counts
-            is none of that.
+        KeysError: it is no JWK set, or larger than a set may be.
     """
     if len(data) > KEYS_BYTES_MAX:
         raise KeysError(f"it has more than {KEYS_BYTES_MAX} bytes")
     try:
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise KeysError("it is no JSON") from None
+        raise KeysError("it is not JSON") from None
     keys = found.get("keys") if isinstance(found, dict) else None
     if not isinstance(keys, list) or not all(isinstance(one, dict) for one in keys):
-        raise KeysError('it is no JWK set: {"keys": [{"kty": …}, …]}')
+        raise KeysError('it is no JWK set, such as {"keys": [{"kty": …}, …]}')
     if len(keys) > KEYS_MAX:
         raise KeysError(f"it has more than {KEYS_MAX} keys")
     by_kid: dict[str | None, JwtKey] = {}
@@ -151,7 +152,7 @@ def parse_keys(data: bytes, algorithms: Collection[str]) -> JwtKeys:
         try:
             key = _parse_key(one, algorithms)
             if key.kid in by_kid:
-                raise KeysError("another one before it has this kid, or has none as well")
+                raise KeysError("an earlier key has the same kid, or has no kid either")
             by_kid[key.kid] = key
         except KeysError as error:
             skipped.append(f"key {place} does not count: {error}")
@@ -161,7 +162,7 @@ def parse_keys(data: bytes, algorithms: Collection[str]) -> JwtKeys:
 def _parse_key(one: dict[str, Any], algorithms: Collection[str]) -> JwtKey:
     kid = one.get("kid")
     if kid is not None and not (isinstance(kid, str) and 1 <= len(kid) <= KID_CHARS_MAX):
-        raise KeysError(f"its kid is no text of 1 to {KID_CHARS_MAX} characters")
+        raise KeysError(f"its kid must be a text of 1 to {KID_CHARS_MAX} characters")
     if one.get("use", "sig") != "sig":
         raise KeysError("it is not for signatures (use)")
     operations = one.get("key_ops", ["verify"])
@@ -169,12 +170,12 @@ def _parse_key(one: dict[str, Any], algorithms: Collection[str]) -> JwtKey:
         raise KeysError("it is not for verifying (key_ops)")
     algorithm = _algorithm_of(one)
     if one.get("alg", algorithm) != algorithm:
-        raise KeysError(f"its alg is not {algorithm}, which is what its type is for")
+        raise KeysError(f"its alg must be {algorithm}, the algorithm of its type")
     if algorithm not in algorithms:
-        raise KeysError(f"{algorithm} is not among the algorithms that are allowed")
+        raise KeysError(f"{algorithm} is not among the allowed algorithms")
     members = {name: one.get(name) for name in _MEMBERS[one["kty"]]}
     if not all(isinstance(value, str) for value in members.values()):
-        raise KeysError(f"a key of the type {one['kty']} has {', '.join(members)}, all texts")
+        raise KeysError(f"a key of type {one['kty']} needs {', '.join(members)}, all texts")
     return JwtKey(kid, algorithm, _material(members, algorithm), _credential(members))
 
 
@@ -196,21 +197,21 @@ def _material(members: dict[str, Any], algorithm: str) -> Any:
         if algorithm == "HS256":
             secret = urlsafe_b64decode(members["k"] + "=" * (-len(members["k"]) % 4))
             if len(secret) < _SECRET_BYTES_MIN:
-                raise KeysError(f"a secret has at least {8 * _SECRET_BYTES_MIN} bits")
+                raise KeysError(f"a secret needs at least {8 * _SECRET_BYTES_MIN} bits")
             return secret
         material = jwt.PyJWK(members, algorithm).key
     except (jwt.PyJWTError, ValueError, TypeError) as error:
         if isinstance(error, KeysError):
             raise
-        raise KeysError("it is no key of its type") from None
+        raise KeysError("its members are no valid key of its type") from None
     if algorithm == "RS256" and material.key_size < _RSA_BITS_MIN:
-        raise KeysError(f"an RSA key has at least {_RSA_BITS_MIN} bits")
+        raise KeysError(f"an RSA key needs at least {_RSA_BITS_MIN} bits")
     return material
 
 
 def _credential(members: dict[str, Any]) -> str:
-    """Name a key by the thumbprint of RFC 7638: a key that is exchanged under its kid is
-    another."""
+    """Name a key by the thumbprint of RFC 7638, so that another key under the same kid has another
+    name."""
     digest = sha256(msgspec.json.encode(members)).digest()
     return f"jwt:{urlsafe_b64encode(digest).decode()[:22]}"
 
@@ -219,21 +220,21 @@ def _credential(members: dict[str, Any]) -> str:
 
 
 class JwtTerms(NamedTuple):
-    """Claims that are believed of a token that is signed by a key of ours."""
+    """Claims that a token must have, and those from which its rights are read."""
 
     audience: str
-    """Value that must be among its `aud`s: it is meant for this broker."""
+    """Value that must be in `aud`, so that the token is meant for this broker."""
     issuer: str | None = None
     templates: tuple[str, ...] = ()
     """Rights of every holder, as metadata.rights.fill_in takes them."""
     rights_claim: str = "tocsin_rights"
-    """The claim with a list of further rights, as they are written."""
+    """Name of the claim with a list of further rights."""
     tenant_claim: str = "tocsin_tenant"
 
 
 class JwtRefused(Exception):
-    """A token that is not believed. `why` is a word for the audit trail and the log, the text a
-    sentence for the log at its lowest level; neither is for whoever presents it."""
+    """Refusal of a token. `why` is a word for the audit trail and the log, the text a sentence for
+    the log at its lowest level. The client gets neither."""
 
     def __init__(self, why: str, text: str) -> None:
         self.why = why
@@ -247,13 +248,14 @@ class _VerifiedJwt(NamedTuple):
 
 
 class _Signatures(jwt.PyJWS):
-    """PyJWT looks at each letter of a part in Python: of 7 KB of claims that takes twice as long
-    as their signature, and tells who measures that it came that far. It asks this method of
-    its own; were it to ask another one day, it would be slow again, and no less strict."""
+    """Signatures with a faster decoder. PyJWT checks each letter of a part in Python, which takes
+    twice as long as the signature of 7 KB of claims, and shows an attacker who measures that it
+    came that far. PyJWT calls this private method. If a later version calls another one, decoding
+    is slow again, and no less strict."""
 
     @staticmethod
     def _decode_base64url_segment(segment: bytes, name: str) -> bytes:
-        """RFC 7515, 2: what it is of, if these are the letters for it and no others."""
+        """Decode base64url without padding (RFC 7515, 2), and refuse any other spelling of it."""
         try:
             decoded = urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
         except ValueError as error:
@@ -264,7 +266,7 @@ class _Signatures(jwt.PyJWS):
 
 
 class _Decoder(jwt.PyJWT):
-    """PyJWT's, with the signatures above."""
+    """Decoder of PyJWT that uses `_Signatures`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +279,7 @@ _DECODER: Final = _Decoder()
 
 class JwtVerifier:
     """Verify JWTs, and remember those that were good. `on_unknown_key` is called when a token names
-    a key that is not known, such as one that has just been made; it must not wait."""
+    an unknown key, for example one that has just been made. It must not wait."""
 
     def __init__(self, terms: JwtTerms, on_unknown_key: Callable[[], None] | None = None) -> None:
         self._terms = terms
@@ -286,16 +288,16 @@ class JwtVerifier:
         self._credentials: frozenset[str] = frozenset()
         self._kept: OrderedDict[bytes, _VerifiedJwt] = OrderedDict()
         self.hit_rate = HitRate()
-        """Hit rate of what is remembered: a hit costs no signature."""
+        """Hit rate of the remembered tokens. A hit saves the check of a signature."""
 
     @property
     def hit_rates(self) -> dict[str, HitRateSource]:
-        """Hit rates of what is kept here, by name."""
+        """Hit rates of tokens and rights that are remembered here, by name."""
         return {"jwts": self.hit_rate, "rights_of_jwts": FunctionHitRate(_rights_of)}
 
     def put_keys(self, keys: JwtKeys) -> frozenset[str]:
-        """From now on these count. Returns the credentials that have ended: what they have
-        admitted is to end."""
+        """Let only these keys count from now on. Returns the credentials that have ended; the
+        caller ends the sessions that they admitted."""
         before = self._credentials
         self._keys = keys
         self._credentials = frozenset(key.credential for key in keys.by_kid.values())
@@ -312,8 +314,8 @@ class JwtVerifier:
         return None if isinstance(found, str) else found
 
     def verify(self, text: str, *, wall: float) -> Admission | str:
-        """Return what a token gives at `wall` (unix seconds), or the word that says why it gives
-        nothing."""
+        """Return what a token gives at `wall` (unix seconds), or the word for the reason why it
+        gives nothing."""
         digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
         kept = self._kept.get(digest)
         if kept is not None:
@@ -335,13 +337,13 @@ class JwtVerifier:
 
     def _verified(self, text: str) -> _VerifiedJwt:
         if len(text) > limits.JWT_BYTES_MAX or not _FORM.fullmatch(text):
-            raise JwtRefused("form", "it has not the form of one, or is too long")
+            raise JwtRefused("form", "it does not have the form of a JWT, or is too long")
         head, _, _ = text.partition(".")
         try:
-            # Of the first part alone: the others are read below, once.
+            # Only the first part is read here. The others are read once, below.
             header = _SIGNATURES.get_unverified_header(f"{head}..")
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
-            raise JwtRefused("form", f"its header: {error}") from None
+            raise JwtRefused("form", f"its header is invalid: {error}") from None
         key = self._key_of(header)
         try:
             claims = _DECODER.decode(
@@ -363,7 +365,7 @@ class JwtVerifier:
 
     def _key_of(self, header: Mapping[str, Any]) -> JwtKey:
         if "crit" in header or "b64" in header:
-            raise JwtRefused("critical", "its header calls something critical")
+            raise JwtRefused("critical", "its header marks a member as critical (crit, b64)")
         type_of = header.get("typ", "JWT")
         if not isinstance(type_of, str) or type_of.lower() not in _TYPES:
             raise JwtRefused("purpose", "it is for another purpose (typ)")
@@ -380,18 +382,18 @@ class JwtVerifier:
     def _tenant(self, claims: Mapping[str, Any]) -> str:
         tenant = claims.get(self._terms.tenant_claim, "default")
         if not isinstance(tenant, str) or not NAME.fullmatch(tenant):
-            raise JwtRefused("tenant", "the claim with the tenant is no name")
+            raise JwtRefused("tenant", "the claim with the tenant is not a valid name")
         return tenant
 
     def _rights(self, claims: Mapping[str, Any]) -> Rights:
         more = claims.get(self._terms.rights_claim, [])
         if not isinstance(more, list) or not all(isinstance(one, str) for one in more):
-            raise JwtRefused("rights", "the claim with the rights is no list of texts")
+            raise JwtRefused("rights", "the claim with the rights is not a list of texts")
         texts: list[str] = []
         for template in self._terms.templates:
             try:
                 texts.append(fill_in(template, claims))
-            except RightsError as error:  # a holder without the claim has not this right
+            except RightsError as error:  # a holder without the claim does not get this right
                 logger.debug("%s", error)
         try:
             return _rights_of((*texts, *more))
@@ -415,21 +417,21 @@ def _subject(claims: Mapping[str, Any]) -> str:
     subject = claims["sub"]
     if not isinstance(subject, str) or not 1 <= len(subject) <= SUBJECT_CHARS_MAX:
         raise JwtRefused(
-            "subject", f"its subject is no text of 1 to {SUBJECT_CHARS_MAX} characters"
+            "subject", f"its subject is not a text of 1 to {SUBJECT_CHARS_MAX} characters"
         )
     if subject in RESERVED or not subject.isprintable():
-        what = "its subject is a name of the broker's own, or has control characters"
+        what = "its subject is a name that the broker reserves, or has control characters"
         raise JwtRefused("subject", what)
     return subject
 
 
 def _time(claims: Mapping[str, Any], name: str, absent: float | None = None) -> float:
-    """Unix seconds (RFC 7519, 2: NumericDate)."""
+    """Return a claim in unix seconds (NumericDate of RFC 7519, 2)."""
     value = claims.get(name, absent)
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e12:
-        raise JwtRefused("claims", f"its {name} is no time")
+        raise JwtRefused("claims", f"its {name} is not a time")
     if not isfinite(value):
-        raise JwtRefused("claims", f"its {name} is no time")
+        raise JwtRefused("claims", f"its {name} is not a time")
     return float(value)
 
 
@@ -437,8 +439,8 @@ def _time(claims: Mapping[str, Any], name: str, absent: float | None = None) -> 
 
 
 class JwksSource:
-    """Read `location`, a path or an https address, again and again. `changed` gets the keys when
-    they are another set than before."""
+    """Read `location`, a path or an https address, repeatedly. `changed` gets the keys whenever
+    they have changed."""
 
     def __init__(
         self,
@@ -459,30 +461,31 @@ class JwksSource:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read for the first time, then go on beside. An address that does not answer is no reason
-        not to start: it is asked again.
+        """Read the keys once, then start the task that reads them repeatedly. If an address does
+        not answer, the broker starts nevertheless, and the task asks again.
 
         Raises:
-            KeysError: a file that cannot be read, or that has no key that counts.
+            KeysError: the file cannot be read, or has no key that counts.
         """
         try:
             keys = await self._read()
         except (OSError, KeysError, http.client.HTTPException) as error:
             if not self._is_remote:
                 raise KeysError(f"{self._location}: {error}") from None
-            logger.warning("no keys for JWTs yet: %s: %s", self._location, error)
+            logger.warning("no keys for JWTs yet, from %s: %s", self._location, error)
         else:
             if keys is not None and not keys.by_kid and not self._is_remote:
-                raise KeysError(f"{self._location} has no key that counts: {keys.skipped}")
+                why = "; ".join(keys.skipped) or "its set is empty"
+                raise KeysError(f"{self._location} has no key that counts: {why}")
             self._put(keys)
         self._task = asyncio.get_running_loop().create_task(self._run(), name="tocsin-jwks")
 
     def want(self) -> None:
-        """A token named a key that is not known: read soon. Never waits."""
+        """Read soon, because a token names an unknown key. Never waits."""
         self._wanted.set()
 
     async def stop(self) -> None:
-        """Read no more. Not started: nothing happens."""
+        """Stop reading. If it was not started, nothing happens."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -492,15 +495,22 @@ class JwksSource:
             await self._pause()
             try:
                 self._put(await self._read())
-            except Exception as error:  # whatever stands there: without this, no key ever leaves
-                logger.warning("the keys for JWTs stay: %s: %s", self._location, error)
+            except Exception as error:  # whatever it reads; if the task died, keys would never end
+                logger.warning(
+                    "the keys for JWTs cannot be read from %s, and stay as they are: %s",
+                    self._location,
+                    error,
+                )
                 if time.monotonic() - self._read_at > STALE_S and self._last is not None:
-                    logger.error("they have stayed for a day: no JWT counts until they can be read")
+                    logger.error(
+                        "the keys for JWTs could not be read for a day, so no JWT counts until "
+                        "they can be read"
+                    )
                     self._last = None
                     self._changed(NO_KEYS)
 
     async def _pause(self) -> None:
-        """Until it is time to read again."""
+        """Wait until it is time to read again."""
         if not self._is_remote:
             await asyncio.sleep(FILE_EVERY_S)
             return
@@ -515,7 +525,7 @@ class JwksSource:
                 pass
 
     async def _read(self) -> JwtKeys | None:
-        """The keys; None: they are as they were."""
+        """Read the keys; None: they have not changed."""
         self._wanted.clear()
         self._tried_at = time.monotonic()
         if self._is_remote:
@@ -543,9 +553,9 @@ def _read_file(path: Path) -> bytes:
 
 
 def fetch(url: str) -> bytes:
-    """Fetch what stands at an https address, at most KEYS_BYTES_MAX + 1 bytes of it, within about
-    FETCH_S. Certificates are checked; a redirection is not followed: keys come from where the
-    operator has said, and from nowhere else.
+    """Fetch an https address, at most KEYS_BYTES_MAX + 1 bytes of it, within about FETCH_S.
+    Certificates are checked. A redirection is not followed, because keys come only from the address
+    that the operator has configured.
 
     Raises:
         OSError, http.client.HTTPException: it does not answer, or not with 200.

@@ -1,5 +1,5 @@
-"""Index of everything that outlives the moment at which a credential let it in: sessions, over any
-transport or none, and requests that wait. When a credential is revoked, they end (P11)."""
+"""Index of sessions and waiting requests by the credential that let them in, whatever transport the
+sessions have. When a credential is revoked, they end (P11)."""
 
 import asyncio
 import logging
@@ -11,14 +11,14 @@ logger = logging.getLogger("tocsin.session")
 
 
 class Revocable(Protocol):
-    """A session or request that goes on only as long as its credential."""
+    """A session or request that lasts only as long as its credential."""
 
     def revoked(self) -> None:
-        """End now: the credential is good no more."""
+        """End now, because the credential is no longer good."""
 
 
 class LiveCredentials:
-    """Find by a credential what it has let in, and end it."""
+    """Find the sessions and requests that a credential has let in, and end them."""
 
     def __init__(self) -> None:
         self._by_credential: dict[str, set[Revocable]] = {}
@@ -29,7 +29,7 @@ class LiveCredentials:
         self._by_credential.setdefault(credential, set()).add(what)
 
     def discard(self, credential: str, what: Revocable) -> None:
-        """Forget `what`: it has ended, or goes on with another credential."""
+        """Forget `what`, because it has ended, or goes on with another credential."""
         left = self._by_credential.get(credential)
         if left is not None:
             left.discard(what)
@@ -37,13 +37,14 @@ class LiveCredentials:
                 del self._by_credential[credential]
 
     def count(self, credential: str) -> int:
-        """Number of entries of this credential."""
+        """Return the number of entries of this credential."""
         return len(self._by_credential.get(credential, ()))
 
     # enforces: P11
     def revoke(self, credential: str) -> None:
         """End everything that this credential has let in, in slices, so that others have their turn
-        between (P9). The caller makes sure that it lets in nobody more. Inside the event loop."""
+        in between (P9). The caller makes sure that the credential lets in nobody else. Call it
+        inside the event loop."""
         task = asyncio.get_running_loop().create_task(self._end(credential))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -54,6 +55,6 @@ class LiveCredentials:
             if what in self._by_credential.get(credential, ()):
                 try:
                     what.revoked()
-                except Exception:  # the others are to end all the same
+                except Exception:  # the others must end nevertheless
                     logger.exception("what %s has admitted did not end", credential)
             await slices.yield_if_over()

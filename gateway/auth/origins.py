@@ -1,8 +1,8 @@
-"""Web origins: which page asks, and whether it is one of the broker's own. Pure.
+"""Web origins: the page of a request, and whether it is one of the broker's own. Pure.
 
 A browser writes an origin in one way (RFC 6454, and the URL standard): lower case, no default
-port, no zero in front of a port, an IP address in its shortest form. An origin that is configured
-is brought into that form, or refused when no browser ever sends it.
+port, no zero in front of a port, an IP address in its shortest form. A configured origin is
+converted to that form, or refused if no browser ever sends it.
 """
 
 import re
@@ -17,11 +17,11 @@ _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PORTS: Final = {"http": 80, "https": 443}
 PORT_MAX: Final = 65535
 SHOWN_CHARS_MAX: Final = 100
-"""Characters of a header that an error repeats."""
+"""Number of characters of a header that an error repeats."""
 
 
 class WebOrigin(NamedTuple):
-    """An origin in its parts; `port` is the default one where none was written."""
+    """An origin in its parts. `port` is the default one if none was written."""
 
     scheme: str
     host: str
@@ -34,7 +34,7 @@ class WebOrigin(NamedTuple):
 
 
 def parse_origin(text: str) -> WebOrigin | None:
-    """The parts of an origin; None if it is none (`null`, a path, another scheme)."""
+    """Return the parts of an origin; None if the text is none (`null`, a path, another scheme)."""
     match = _ORIGIN.fullmatch(text)
     place = split_host(match[2]) if match else None
     if match is None or place is None:
@@ -45,11 +45,12 @@ def parse_origin(text: str) -> WebOrigin | None:
 
 
 def configured_origin(text: str) -> str:
-    """An origin that somebody has written, as a browser writes it.
+    """Return a configured origin in the form in which a browser writes it.
 
     Raises:
-        ValueError: it is none, or no page has it: a port that no server listens on, a name that
-            ends in a dot (a page at `app.example.` is another site than one at `app.example`).
+        ValueError: it is no origin, or no page can have it. Examples are a port on which no server
+            can listen, and a name that ends in a dot (a page at `app.example.` is another site than
+            one at `app.example`).
     """
     origin = parse_origin(text)
     if origin is None or not 0 < origin.port <= PORT_MAX:
@@ -58,7 +59,8 @@ def configured_origin(text: str) -> str:
 
 
 def _written_by_browsers(host: str) -> str:
-    """Raises ValueError: no browser has a page from there."""
+    """Return a host in the form in which a browser writes it. Raises ValueError if no browser can
+    have a page from there."""
     if host.startswith("["):
         address = IPv6Address(host[1:-1])
         mapped = address.ipv4_mapped
@@ -69,12 +71,13 @@ def _written_by_browsers(host: str) -> str:
     labels = host.split(".")
     if "" in labels:
         raise ValueError(host)
-    # What ends in a number is an IPv4 address to a browser, in whatever form.
+    # To a browser, a name whose last label is a number is an IPv4 address, in whatever form.
     return str(IPv4Address(host)) if _NUMBER.fullmatch(labels[-1]) else host
 
 
 def split_host(host: str | None) -> tuple[str, int | None] | None:
-    """Name and port of a Host header; None if it is none."""
+    """Return name and port of a Host header; None if it is no valid one. The port is None if it is
+    not written."""
     match = _HOST.fullmatch(host) if host is not None else None
     if match is None:
         return None
@@ -82,8 +85,8 @@ def split_host(host: str | None) -> tuple[str, int | None] | None:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether a Host header names this machine. An SSH tunnel or a container may have changed the
-    port, so any will do."""
+    """Whether a Host header names this machine. Any port counts, because an SSH tunnel or a
+    container may have changed it."""
     parts = split_host(host)
     if parts is None:
         return False
@@ -97,9 +100,9 @@ def is_loopback(host: str | None) -> bool:
 
 
 def is_own(text: str, host: str | None, *, is_tls: bool) -> bool:
-    """Whether a page of this origin was served by `host`. It may be of https where we see no TLS: a
-    proxy in front may have taken it off. One of http is not ours where TLS is: anybody on the way
-    may have written it."""
+    """Whether a page of this origin was served by `host`. A page of https counts even if we see no
+    TLS, because a proxy in front may have removed it. A page of http does not count over TLS,
+    because anybody on the way may have written it."""
     page, server = parse_origin(text), split_host(host)
     if page is None or server is None or (is_tls and page.scheme != "https"):
         return False
@@ -107,38 +110,38 @@ def is_own(text: str, host: str | None, *, is_tls: bool) -> bool:
 
 
 def wrong_host_refusal(host: str | None) -> Refused:
-    """The answer of a broker without credentials to a request for another name than this
-    machine's."""
+    """Return the refusal of a request for another name than this machine's, by a broker that
+    requires no credentials."""
     return Refused(
         "origin_refused",
-        "without TOCSIN_TOKEN this broker answers to localhost, 127.0.0.1 and [::1] only, and the "
-        f"Host header says {_shorten(host)}; set TOCSIN_TOKEN, or, where a proxy on this machine "
-        "writes that header, have it pass on what the client has sent",
+        "without TOCSIN_TOKEN this broker answers only to localhost, 127.0.0.1 and [::1], but the "
+        f"Host header says {_shorten(host)}. Set TOCSIN_TOKEN. If a proxy on this machine writes "
+        "that header, let it pass on the client's Host header",
     )
 
 
 def foreign_page_refusal(text: str, host: str | None, *, is_tls: bool) -> Refused:
-    """The answer to a page of an origin that is neither ours nor configured, with what was seen and
-    what to set."""
+    """Return the refusal of a page whose origin is neither ours nor configured. It says what was
+    received and what to set."""
     page = parse_origin(text)
     if page is None:
         return Refused(
             "origin_refused",
-            f"a page of the origin {_shorten(text)} may not connect: open it from a web server, "
-            "whose origin TOCSIN_ORIGINS can name",
+            f"a page of the origin {_shorten(text)} may not connect. Open it from a web server, "
+            "and set TOCSIN_ORIGINS to the origin of that server",
         )
     if is_tls and is_own(text, host, is_tls=False):
         return Refused(
             "origin_refused",
             f"a page of {page} may not connect over TLS, because anybody on the way may have "
-            f"written it: open https://{host}",
+            f"written it. Open https://{host}",
         )
     return Refused(
         "origin_refused",
-        f"a page of another origin may not connect: it is of {_shorten(str(page))}, and the Host "
-        f"header says {_shorten(host)}; where a proxy has written that header and the page is the "
-        "broker's own, have it pass on the client's (nginx: proxy_set_header Host $http_host); "
-        f"else allow the page by TOCSIN_ORIGINS={_shorten(str(page))}",
+        f"a page of another origin may not connect: its origin is {_shorten(str(page))}, but the "
+        f"Host header says {_shorten(host)}. To allow the page, set "
+        f"TOCSIN_ORIGINS={_shorten(str(page))}. If it is the broker's own page behind a proxy, let "
+        "the proxy pass on the client's Host header (nginx: proxy_set_header Host $http_host)",
     )
 
 

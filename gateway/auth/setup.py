@@ -1,4 +1,5 @@
-"""Composition of authentication from what is configured: keys, tokens, and what ends what (P11)."""
+"""Composition of authentication from the configuration: tokens and keys, and the ends of sessions
+when these are revoked (P11)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,18 +12,19 @@ from metadata.tokens import TokenRecord, rights_of
 
 
 class JwtIssuer(NamedTuple):
-    """Whose JWTs are good here, and what they have to say."""
+    """An issuer whose JWTs are good here, and the claims that they must have."""
 
     keys: str
     """A path or an https address."""
     algorithms: tuple[str, ...]
     refresh_s: float
-    """How often the keys are read again."""
+    """Seconds after which the keys at an https address are read again."""
     terms: JwtTerms
 
 
 class Credentials:
-    """Made before there is a port, inside the event loop; `start` before somebody is let in."""
+    """The authentication of a gateway. It is made inside the event loop before the port is opened.
+    Call `start` before a client is let in."""
 
     def __init__(
         self,
@@ -33,8 +35,8 @@ class Credentials:
         is_required: bool,
         issuer: JwtIssuer | None,
     ) -> None:
-        """`token`, `origins`, `is_required`: those of `Authenticator`. `issuer` None: no JWT is
-        good."""
+        """Make the `Authenticator` from `token`, `origins` and `is_required`. Without an `issuer`
+        no JWT is good."""
         self.jwts: JwtVerifier | None = None
         self._source: JwksSource | None = None
         if issuer is not None:
@@ -58,7 +60,7 @@ class Credentials:
 
     @property
     def hit_rates(self) -> dict[str, HitRateSource]:
-        """Hit rates of what is remembered of identities, by name."""
+        """Hit rates of identities and rights that are remembered, by name."""
         of_jwts = self.jwts.hit_rates if self.jwts is not None else {}
         return {"rights_of_tokens": FunctionHitRate(rights_of), **of_jwts}
 
@@ -68,15 +70,15 @@ class Credentials:
                 self.auth.on_credential_ended(credential)
 
     async def start(self) -> None:
-        """Read the keys, and see to it that they stay fresh.
+        """Read the keys, and keep them fresh.
 
         Raises:
-            KeysError: the file with the keys has none, or cannot be read.
+            KeysError: the file has no key that counts, or cannot be read.
         """
         if self._source is not None:
             await self._source.start()
 
     async def stop(self) -> None:
-        """Read nothing any more."""
+        """Stop reading the keys."""
         if self._source is not None:
             await self._source.stop()

@@ -1,7 +1,8 @@
-"""Calls to a service that may be slow, gone or mad: deadlines, a bound on their number, a breaker.
+"""Calls to a service that may be slow, gone or wrong, with deadlines, a bound on their number, and
+a breaker.
 
-A caller is answered within the deadline. A call that has begun goes on to its end all the same, so
-that no change is left half done, and its late answer is not lost (`Late`).
+A caller is answered within the deadline. A call that changes something goes on to its end even
+after that, so that no change is left half done, and its late answer is not lost (`Late`).
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from push.retry import Breaker
 logger = logging.getLogger("tocsin.metadata")
 ResultT = TypeVar("ResultT")
 FAILURES: Final = frozenset({"metadata_unavailable", "storage_unavailable", "unknown", "internal"})
-"""Codes that say something of the service, and nothing of the request."""
+"""Codes of errors that are due to the service, and not to the request."""
 
 
 class Late(Unavailable):
@@ -29,10 +30,10 @@ class Late(Unavailable):
 
 
 class GuardedCalls:
-    """Calls of one kind of service. Everything happens on one event loop."""
+    """Guarded calls to one service. Everything happens on one event loop."""
 
     def __init__(self, name: str) -> None:
-        """`name`: the service, for people."""
+        """Begin without a call. `name`: the service, as error texts and the log name it."""
         self._name = name
         self._breaker = Breaker(
             failures_max=limits.BREAKER_FAILURES,
@@ -40,7 +41,7 @@ class GuardedCalls:
             trial_s=limits.METADATA_DEADLINE_S + 1,
         )
         self._timely: Counter[str] = Counter()
-        """Calls under way within their deadline, by kind."""
+        """Number of calls under way within their deadline, by kind."""
         self._under_way: set[asyncio.Task[Any]] = set()
         self._late = 0
         self._shared: dict[Hashable, asyncio.Task[Any]] = {}
@@ -56,9 +57,9 @@ class GuardedCalls:
         """Make one call that changes something, and return its answer.
 
         Raises:
-            Late: none came within `deadline_s` seconds; the call goes on.
-            Refused: metadata_unavailable: it was not made, the bound or the breaker forbids it.
-            TocsinError: what the call raised.
+            Late: no answer came within `deadline_s` seconds; the call goes on.
+            Refused: metadata_unavailable, if the bound or the breaker forbids the call.
+            TocsinError: the error of the call.
         """
         task = self._begin(kind, begin, deadline_s, is_change=True)
         return await self._await(task, deadline_s)
@@ -72,11 +73,11 @@ class GuardedCalls:
         *,
         is_change: bool,
     ) -> tuple[ResultT, bool]:
-        """Make a call, unless an equal one is under way, and return (its answer, whether this call
-        is the one that was made). A call that changes nothing is given up at its deadline. Raises
-        like `run`."""
+        """Make a call, or wait for an equal one that is under way. Returns (the answer, whether the
+        call was made for this caller). A call that changes nothing is cancelled at its deadline.
+        Raises like `run`."""
         task = self._shared.get((kind, question))
-        if task is not None and not task.cancelling():  # it is not being given up
+        if task is not None and not task.cancelling():
             self.counts["shared"] += 1
             return await self._await(task, deadline_s), False
         task = self._begin(kind, begin, deadline_s, is_change=is_change)
@@ -104,12 +105,16 @@ class GuardedCalls:
         )
         if is_full and self._breaker.state(now=now) == "closed":
             self.counts["refused_full"] += 1
-            raise Refused("metadata_unavailable", f"too many wait for {self._name}", 1.0)
+            raise Refused(
+                "metadata_unavailable", f"too many calls wait for {self._name}: try again", 1.0
+            )
         ticket = self._breaker.admit(now=now)
         if ticket is None:
             self.counts["refused_open"] += 1
             after_s = max(0.1, self._breaker.retry_after_s(now=now))
-            raise Refused("metadata_unavailable", f"{self._name} does not answer", after_s)
+            raise Refused(
+                "metadata_unavailable", f"{self._name} does not answer: try again", after_s
+            )
         self.counts["calls"] += 1
         task = loop.create_task(begin(), name=f"metadata {kind}")
         self._under_way.add(task)
@@ -157,14 +162,14 @@ class GuardedCalls:
         self._log_state()
 
     async def _await(self, task: "asyncio.Task[ResultT]", deadline_s: float) -> ResultT:
-        await asyncio.wait((task,), timeout=deadline_s)  # who is cancelled does not cancel it
+        await asyncio.wait((task,), timeout=deadline_s)  # a cancelled caller does not cancel it
         if task.cancelled():
             detail = f"{self._name} did not answer within {deadline_s:g} s"
             raise Unavailable("metadata_unavailable", detail, limits.BREAKER_OPEN_S)
         if not task.done():
             raise Late(
-                f"{self._name} did not answer within {deadline_s:g} s; what was to be changed may "
-                "still come about, and asking again is safe",
+                f"{self._name} did not answer within {deadline_s:g} s. The change may still be "
+                "made; it is safe to try again",
                 task,
             )
         try:
@@ -181,12 +186,14 @@ class GuardedCalls:
         if is_open != self._was_open:
             self._was_open = is_open
             if is_open:
-                logger.warning("%s does not answer: what is known goes on", self._name)
+                logger.warning(
+                    "%s does not answer; known queues and groups stay in use", self._name
+                )
             else:
                 logger.info("%s answers again", self._name)
 
     async def finish(self, seconds: float) -> None:
-        """Wait for what is under way, for so long at most."""
+        """Wait for the calls under way, at most this many seconds."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=seconds)
 

@@ -1,20 +1,21 @@
-"""Guard the metadata: a client of any metadata that keeps the broker calm when that is slow or
-gone.
+"""Guard around any metadata, which keeps the broker working while the metadata is slow or gone.
 
-    look up a name           from memory (`gateway.catalog.lookups`), for METADATA_STALE_S also
-                             when nobody answers: publishing and pushing on known queues go on
-    members of a group       one gateway: what it knows, which alone changes it; what the metadata
-                             has not taken is written when it answers again. Several: what the
-                             metadata says, each time; a change that it did not take did not happen
-    change                   within METADATA_DEADLINE_S, or `metadata_unavailable`; one that has
-                             begun is finished, and its late answer is in `Late.outcome`
+    look up a name           from memory (`gateway.catalog.lookups`). If the metadata does not
+                             answer, memory counts for METADATA_STALE_S, so that publishing and
+                             pushing on known queues go on
+    members of a group       with one gateway: its own rows, which it alone changes. A change that
+                             the metadata has not taken is written when it answers again.
+                             With several: the row of the metadata, each time. A change that it did
+                             not take did not happen
+    change                   within METADATA_DEADLINE_S, or `metadata_unavailable`. A change that
+                             has begun is finished, and its late answer is in `Late.outcome`
     token                    looked up in memory; created and revoked within the deadline
-    beat                     several gateways: no other failure has a bearing on it. It waits for
-                             every copy, or for a service that is away; a gateway that may not beat
-                             gives nothing out (R14)
+    beat                     with several gateways: apart from all other calls, so that their
+                             failures do not delay it. It waits for every copy, or for a service
+                             that is away. A gateway that may not beat gives nothing out (R14)
 
-Where one gateway works on a catalog, which the lock on its data folder sees to, its own view of a
-group's members is the newest there is, and may go on alone (R14). Where several do, none may.
+If one gateway alone uses a catalog, which the lock on its data folder ensures, its own view of a
+group's members is the newest, and it may go on alone (R14). If several gateways use it, none may.
 """
 
 import asyncio
@@ -45,15 +46,14 @@ from push.errors import Refused, TocsinError, Unavailable
 
 logger = logging.getLogger("tocsin.metadata")
 GROUPS_KNOWN_MAX: Final = 200_000
-"""Number of groups remembered, twice as many as there may be queues; beyond it those looked up
-longest ago are forgotten."""
+"""Number of groups that are remembered, twice as many as there may be queues. Beyond it, groups
+whose look-up is longest ago are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guards:
     """Guards of the kinds of calls: changes; reads of rows, on every copy; glances at rows, which
-    one copy answers; and beats. What one of them waits for may be away without the others being
-    refused for it."""
+    one copy answers; and beats. If one kind cannot be answered, the others are not refused."""
 
     calls: GuardedCalls
     looks: GuardedCalls
@@ -62,8 +62,8 @@ class Guards:
 
 
 class GuardedMemberships:
-    """Rows of groups' members: the part that one gateway may go on with alone, and several may not
-    (R14). `oddities`: where lies are counted."""
+    """Rows of groups' members, which one gateway may change alone, and several may not (R14).
+    `oddities`: the counts to which lies are added."""
 
     def __init__(self, inner: Metadata, guards: Guards, oddities: Oddities) -> None:
         self._inner = inner
@@ -72,11 +72,12 @@ class GuardedMemberships:
         self._glances, self._beats = guards.glances, guards.beats
         self._oddities = oddities
         self._rows: dict[str, Membership] = {}
-        """Newest row of each group that somebody here asked about."""
+        """Newest row of each group that this gateway has read."""
         self._ahead: dict[str, None] = {}
         """Groups whose row the metadata has not taken yet."""
         self._deleting: set[str] = set()
-        """Groups that are deleted unless their row changes: no change of it holds here alone."""
+        """Groups that are being deleted unless their row changes. A change of such a row holds only
+        if the metadata has taken it."""
         self._deletions = 0
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
@@ -92,8 +93,8 @@ class GuardedMemberships:
 
     @contextmanager
     def deleting(self, row: Membership | None) -> Iterator[None]:
-        """Within the block the group of this row is deleted, unless its row changes. None: it is
-        deleted in any case."""
+        """Mark the group of this row as being deleted, unless its row changes, for the time of the
+        block. None: it is deleted in any case, and nothing is marked."""
         if row is not None:
             self._deleting.add(row.group_id)
         try:
@@ -103,14 +104,14 @@ class GuardedMemberships:
                 self._deleting.discard(row.group_id)
 
     def close(self) -> None:
-        """Write no row any more."""
+        """Stop writing rows."""
         self._closed = True
         if self._writer is not None:
             self._writer.cancel()
 
     async def membership(self, group_id: str) -> Membership:
-        """Return the row that is known here, where nobody else could know better; else that of the
-        metadata. Raises Unavailable or Refused: metadata_unavailable."""
+        """Return the row that is known here, if no other gateway can change it; else that of the
+        metadata. Raises Unavailable or Refused (metadata_unavailable)."""
         if self._is_shared:
             return await self._read_membership(group_id)
         row = self._rows.get(group_id)
@@ -120,12 +121,12 @@ class GuardedMemberships:
             newer = self._rows.get(group_id)
             if newer is not None and newer.generation >= row.generation:
                 return newer
-            if deletions == self._deletions:  # else it may be gone, and nobody would tell again
+            if deletions == self._deletions:  # else it may be gone, without a further notice
                 self._rows[group_id] = row
         return row
 
     async def _read_membership(self, group_id: str) -> Membership:
-        if self._is_shared:  # what was asked before is perhaps of before
+        if self._is_shared:  # an equal call that is under way may have read too early
             row = await self._looks.run(
                 "membership", lambda: self._inner.membership(group_id), limits.MEMBERSHIP_DEADLINE_S
             )
@@ -140,7 +141,8 @@ class GuardedMemberships:
         return self._check_answer(group_id, row)
 
     async def glance(self, group_id: str) -> Membership:
-        """Raises Unavailable or Refused: metadata_unavailable, too."""
+        """Return a row from one copy, like `Metadata.glance`. Also raises Unavailable or Refused
+        (metadata_unavailable)."""
         row = await self._glances.run(
             "glance", lambda: self._inner.glance(group_id), limits.MEMBERSHIP_DEADLINE_S
         )
@@ -149,12 +151,15 @@ class GuardedMemberships:
     def _check_answer(self, group_id: str, row: Membership) -> Membership:
         if row.group_id != group_id:
             self._oddities.lies += 1
-            raise Unavailable("metadata_unavailable", "the metadata answered something else", 1.0)
+            raise Unavailable(
+                "metadata_unavailable", "the metadata answered another question: try again", 1.0
+            )
         return row
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
-        """Change a row. When the metadata does not answer, the new row holds here and is written
-        later; where others may change it too, nothing holds, and it may have been changed."""
+        """Change a row. If the metadata does not answer and this gateway is the only one, the new
+        row holds here and is written later. With several gateways the call raises, and the row may
+        or may not have been changed."""
         if self._is_shared:
             return await self._write_membership(new, expected_generation)
         known = self._rows.get(new.group_id)
@@ -190,7 +195,8 @@ class GuardedMemberships:
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """Raises Unavailable or Refused: metadata_unavailable, too."""
+        """Beat, like `Metadata.beat`. Also raises Unavailable or Refused
+        (metadata_unavailable)."""
         return await self._beats.run(
             "beat",
             lambda: self._inner.beat(gateway, number, forget, says),
@@ -198,7 +204,7 @@ class GuardedMemberships:
         )
 
     async def said(self) -> dict[str, str]:
-        """Raises as `beat`."""
+        """Return what gateways say with their beats, like `Metadata.said`. Raises like `beat`."""
         return await self._beats.run("said", self._inner.said, limits.MEMBERSHIP_DEADLINE_S)
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
@@ -216,7 +222,7 @@ class GuardedMemberships:
         self._ahead.pop(group_id, None)
 
     async def _write_later(self) -> None:
-        """Write what holds here and was not taken, until it is."""
+        """Write the rows that the metadata has not taken yet, until it has taken them."""
         try:
             while self._ahead:
                 await asyncio.sleep(limits.BREAKER_OPEN_S)
@@ -235,7 +241,7 @@ class GuardedMemberships:
         there = await self._read_membership(group_id)
         if new is None or new is not self._rows.get(group_id):
             return
-        # What came late may have been written after all: it is ours too, and older.
+        # A change that timed out may have been written late. It is ours too, and older.
         if there.generation < new.generation and not await self._write_membership(
             new, there.generation
         ):
@@ -245,8 +251,8 @@ class GuardedMemberships:
 
 
 class GuardedTokens:
-    """`metadata.port.Tokens` around those of another metadata: changes are guarded, look-ups are
-    answered from memory as they are there."""
+    """`metadata.port.Tokens` around those of another metadata. Changes are guarded; look-ups are
+    passed on, because they are answered from memory there."""
 
     def __init__(self, inner: Metadata, calls: GuardedCalls) -> None:
         self._inner = inner
@@ -266,7 +272,8 @@ class GuardedTokens:
         return self._inner.tokens.listed()
 
     async def create(self, record: TokenRecord) -> None:
-        """Raises Unavailable or Refused: metadata_unavailable."""
+        """Create a token, like `Tokens.create`. Also raises Unavailable or Refused
+        (metadata_unavailable)."""
         await self._calls.run(
             "change", lambda: self._inner.tokens.create(record), limits.METADATA_DEADLINE_S
         )
@@ -293,15 +300,15 @@ class GuardedMetadata:
         self._calls = GuardedCalls("the metadata")
         self._looks = self._glances = self._beats = self._calls
         if inner.is_shared:  # a copy that is away holds up the first two, a service all but beats
-            self._calls = GuardedCalls("the metadata, where it is changed,")
-            self._looks = GuardedCalls("the metadata, where groups are read,")
-            self._glances = GuardedCalls("the metadata, where groups are looked at,")
-            self._beats = GuardedCalls("whoever is told that this gateway is there,")
+            self._calls = GuardedCalls("the metadata (changes)")
+            self._looks = GuardedCalls("the metadata (reads of groups)")
+            self._glances = GuardedCalls("the metadata (glances at groups)")
+            self._beats = GuardedCalls("the metadata (heartbeats)")
         self.tokens: Tokens = GuardedTokens(inner, self._calls)
         refresh = self._refresh_data_keys if inner.data_keys.refresh is not None else None
         self.data_keys = DataKeys(inner.data_keys.all(), self._put_data_keys, refresh)
-        """Here are those that were told to be durable: one whose answer came late is
-        put again by whoever made it."""
+        """Data keys that are known to be durable. If the answer about a new one came late, its
+        maker puts it again."""
         inner.data_keys.on_learned(self.data_keys.learn)
         self._queues: Lookups[tuple[str, str], Queue] = Lookups(
             "queue_not_found", known_max=limits.QUEUES_MAX
@@ -328,8 +335,8 @@ class GuardedMetadata:
     # --- Looking up ------------------------------------------------------------------------------
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
-        """Raises Refused(metadata_unavailable) too: it is not known here, and nobody
-        can be asked."""
+        """Find a queue, like `Metadata.find_queue`. Also raises Refused(metadata_unavailable), if
+        it is not known here and the metadata does not answer."""
         tenant, queues = principal.tenant, self._queues
         fresh = queues.fresh.get((tenant, name))
         if fresh is not None:
@@ -383,7 +390,7 @@ class GuardedMetadata:
         return self.inner.mark(name)
 
     def on_queue_changed(self, listener: QueueListener) -> None:
-        """Names that are known here are right before the listener is called."""
+        """Call this listener at each change, after the names that are known here are updated."""
         self.inner.on_queue_changed(listener)
 
     def _on_queue_changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
@@ -409,7 +416,8 @@ class GuardedMetadata:
         settings: QueueSettings,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """Raises Unavailable or Refused: metadata_unavailable."""
+        """Create or find a queue, like `Metadata.put_queue`. Also raises Unavailable or Refused
+        (metadata_unavailable)."""
         (queue, created), is_first = await self._calls.run_shared(
             "change",
             (principal, name, settings, named),
@@ -500,7 +508,7 @@ class GuardedMetadata:
         async def put() -> Outdated | None:
             try:
                 await self.inner.data_keys.put(rows, still)
-            except Outdated as error:  # an answer like another one
+            except Outdated as error:  # an ordinary answer, and no failure of the metadata
                 return error
             return None
 
@@ -521,8 +529,8 @@ class GuardedMetadata:
         return self.inner.age_s
 
     async def state(self) -> tuple[bool, str]:
-        """A metadata that does not answer does not make this gateway unready: what is known here
-        goes on, and `facts` shows it."""
+        """Return the state of the metadata. If it does not answer, this gateway is still ready,
+        because known queues and groups stay in use. `facts` shows that it does not answer."""
         try:
             state, _ = await self._calls.run_shared(
                 "state", None, self.inner.state, limits.MEMBERSHIP_DEADLINE_S, is_change=False
@@ -551,7 +559,7 @@ class GuardedMetadata:
         }
 
     async def close(self) -> None:
-        """Wait for what is under way, for METADATA_DEADLINE_S at most, and close."""
+        """Wait for the calls under way, for METADATA_DEADLINE_S at most, and close."""
         self._memberships.close()
         self._queues.close()
         self._groups.close()

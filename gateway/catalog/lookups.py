@@ -1,16 +1,16 @@
-"""Look up names: believe an answer for a moment, and longer while the catalog does not answer.
+"""Look up names. An answer counts for a moment, and longer while the catalog does not answer.
 
-    fresh     looked up less than METADATA_FRESH_S ago: the answer
-    missing   unknown less than METADATA_FRESH_S ago: the same refusal, without asking again
-    stale     the catalog does not answer: what was known counts for METADATA_STALE_S
+    fresh     it was looked up less than METADATA_FRESH_S ago, and is the answer
+    missing   it was unknown less than METADATA_FRESH_S ago, and is refused without asking again
+    stale     the catalog does not answer, so the last answer counts for METADATA_STALE_S
 
 A change that is notified is put or dropped, and counts at once.
 
-`CatchUp` reads what other gateways have changed in the catalog a moment ago, before a name that is
-not known here is refused: perhaps the same client has just made it, through another gateway. A
+Before a name that is not known here is refused, `CatchUp` reads what other gateways have just
+changed in the catalog. The same client may have made it a moment ago, through another gateway. A
 caller that comes while the catalog is being read waits for the next read, because this one may have
-begun too early. There is one read at a time, and not more than one in CATCH_UP_EVERY_S, however
-many unknown names are asked for.
+begun too early. There is one read at a time, and at most one in CATCH_UP_EVERY_S, however many
+unknown names are requested.
 """
 
 import asyncio
@@ -30,14 +30,15 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(slots=True)
 class Oddities:
-    """Counts of what was neither a plain hit nor a plain miss, since this gateway began."""
+    """Counts of look-ups that were no plain hit or miss, since this gateway began."""
 
     unknown_hits: int = 0
-    """Refused from here: unknown a moment ago. Hits, too."""
+    """Number of refusals from memory, because the name was unknown a moment ago. They count as hits
+    too."""
     stale: int = 0
-    """Answered from here because nobody could be asked."""
+    """Number of old answers that were used because the catalog did not answer."""
     lies: int = 0
-    """Answers about something else, which were not believed."""
+    """Number of answers to another question, which were not used."""
 
 
 @dataclass(slots=True)
@@ -50,12 +51,13 @@ class Lookups(Generic[KeyT, ValueT]):
     """Names of one kind. Times are those of the loop's clock."""
 
     def __init__(self, unknown: str, *, known_max: int) -> None:
-        """`unknown`: the code with which a name that is not there is refused."""
+        """Begin without names. `unknown`: the code with which an unknown name is refused."""
         self._unknown = unknown
         self._known_max = known_max
         self.fresh: dict[KeyT, ValueT] = {}
-        """Answers of the last METADATA_FRESH_S; callers that find theirs here count a hit. A timer
-        clears it, because it is on the path of every publish."""
+        """Answers of the last METADATA_FRESH_S. A caller that finds its answer here counts a hit. A
+        timer clears the whole map, so that a look-up need not compare times, because it is on the
+        path of every publish."""
         self._clearing: asyncio.TimerHandle | None = None
         self._known: dict[KeyT, _Known[ValueT]] = {}
         self._missing: dict[KeyT, tuple[float, str, str]] = {}
@@ -70,12 +72,12 @@ class Lookups(Generic[KeyT, ValueT]):
         ask: Callable[[], ValueT],
         is_answer: Callable[[ValueT], bool],
     ) -> ValueT:
-        """Return what the name stands for, where it is not `fresh`. `ask` looks it up; `is_answer`:
-        whether its answer is one to this question.
+        """Return the value of a name that is not in `fresh`. `ask` looks it up; `is_answer` says
+        whether an answer is one to this question.
 
         Raises:
-            TocsinError: what `ask` raised: it is unknown, or was never known and nobody can be
-                asked.
+            TocsinError: the error of `ask`, because the name is unknown, or because the catalog
+                does not answer and the name was not known in the last METADATA_STALE_S.
         """
         missing = self._missing.get(key)
         if missing is not None and now < missing[0]:
@@ -88,13 +90,17 @@ class Lookups(Generic[KeyT, ValueT]):
             value = ask()
             if not is_answer(value):
                 self.oddities.lies += 1
-                raise Refused("metadata_unavailable", "the metadata answered something else", 1.0)
+                raise Refused(
+                    "metadata_unavailable",
+                    "the metadata answered another question: try again",
+                    1.0,
+                )
         except TocsinError as error:
             if error.code.name == self._unknown:
                 self.drop(key)
             elif known is not None and now < known.stale_at:
                 self.oddities.stale += 1
-                self._freshen(key, known.value)  # asked again, but not each time
+                self._freshen(key, known.value)  # so that it is not looked up each time
                 return known.value
             self._miss(key, now, error)
             raise
@@ -108,7 +114,7 @@ class Lookups(Generic[KeyT, ValueT]):
         self._missing[key] = (now + limits.METADATA_FRESH_S, error.code.name, error.detail)
 
     def put(self, key: KeyT, value: ValueT, now: float) -> None:
-        """Let the name stand for this value from now on."""
+        """Use this value for the name from now on."""
         self._missing.pop(key, None)
         self._known.pop(key, None)
         while len(self._known) >= self._known_max:
@@ -127,12 +133,12 @@ class Lookups(Generic[KeyT, ValueT]):
         self.fresh.clear()
 
     def close(self) -> None:
-        """Look up nothing any more."""
+        """Cancel the timer."""
         if self._clearing is not None:
             self._clearing.cancel()
 
     def drop(self, key: KeyT) -> None:
-        """Forget a name that stands for nothing any more. Unknown: nothing happens."""
+        """Forget a name that no longer exists. If it is not known, nothing happens."""
         self._known.pop(key, None)
         self.fresh.pop(key, None)
 
@@ -145,7 +151,7 @@ CATCH_UP_EVERY_S: Final = 0.02
 
 
 class CatchUp:
-    """Reads of what other gateways have changed. `read` raises TocsinError: the catalog does not
+    """Reads of what other gateways have changed. `read` raises TocsinError if the catalog does not
     answer."""
 
     def __init__(self, read: Callable[[], Awaitable[None]]) -> None:
@@ -155,15 +161,14 @@ class CatchUp:
         self._began = float("-inf")
 
     async def __call__(self) -> None:
-        """Wait until everything is known that had been changed before this call. Raises what `read`
-        raises."""
+        """Wait until every change that was made before this call is known. Raises like `read`."""
         if self._next is None:
             self._next = asyncio.create_task(self._in_turn())
         await asyncio.shield(self._next)
 
     async def _in_turn(self) -> None:
         if self._reading is not None:
-            await asyncio.wait([self._reading])  # however it ends: that is told who asked for it
+            await asyncio.wait([self._reading])  # its own callers get its error, if any
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, self._began + CATCH_UP_EVERY_S - loop.time()))
         self._began = loop.time()
@@ -172,8 +177,8 @@ class CatchUp:
 
 
 async def find_queue(metadata: Metadata, principal: Principal, name: str) -> Queue:
-    """Return the queue of this name, also if it was made through another gateway just now. Raises
-    Refused: queue_not_found, metadata_unavailable."""
+    """Return the queue of this name, even if it has just been made through another gateway. Raises
+    Refused (queue_not_found, metadata_unavailable)."""
     try:
         return metadata.find_queue(principal, name)
     except Refused as error:

@@ -1,22 +1,21 @@
-"""Changes of queues and groups go through the catalog and the storage; what is half done is
-finished.
+"""Changes of queues and groups in the catalog and in the storage, and completion of half-done ones.
 
-`Changes` creates and deletes: through the catalog first and through the storage then. A change that
-has begun is finished, also when its caller is cancelled (its client went away, an owner ended) or
-was answered that the metadata is late. The storage's half may be done twice: where the storage is
-away for a moment, it is tried again before its caller hears of that.
+`Changes` creates and deletes, first in the catalog and then in the storage. A change that has begun
+is finished, even if its caller is cancelled (its client went away, an owner ended) or was answered
+that the metadata is late. The storage's half may be done twice. If the storage is away for a
+moment, it is tried again before the caller gets the error.
 
-In between its maker may die, or nobody may know what became of the first half. So every gateway
-that reads or hears of something in the catalog sees to it that the storage has what the catalog has
-(R11), and nothing of what the catalog has dropped (R12). `Reconciler` does that:
+Between the two halves their maker may die, or the outcome of the first half may be unknown. So
+every gateway makes sure that the storage has everything that the catalog has (R11), and nothing
+that the catalog has dropped (R12). `Reconciler` does that:
 
-    at the start   for all that there is, before anything else
-    from then on   for what has come or changed, or was dropped and is not forgotten, DUE_S later:
-                   as a rule it was done at once
+    at the start   for everything in the catalog, before anything else
+    from then on   for everything that was made or changed, or was dropped and is not forgotten. It
+                   does so DUE_S later, because as a rule the maker has done it at once
 
-Making something twice changes nothing, nor does dropping it, and what was dropped is never made
-again, however late its maker comes (`Storage.create_group`): so several gateways need not agree on
-who does it, and one that stood still does no harm.
+Making or dropping something twice changes nothing, and something that was dropped is never made
+again, however late its maker comes (`Storage.create_group`). So several gateways need not agree on
+which of them does it, and one that was suspended does no harm.
 """
 
 import asyncio
@@ -44,15 +43,17 @@ logger = logging.getLogger("tocsin.agreement")
 changes_logger = logging.getLogger("tocsin.changes")
 EVERY_S: Final = 1.0
 DUE_S: Final = 5.0
-"""Time that the maker of a change has to do its second half."""
+"""Time that the maker of a change has for its second half."""
 BATCH_MAX: Final = 1000
 """Number of queues, groups or drops that are done at a time."""
 LATER: Final = frozenset({"storage_unavailable", "storage_full", "unknown"})
 """Codes of failures that may go well in the next round."""
 GONE: Final = ("queue_not_found", "group_not_found")
-"""Codes of what was dropped before it was made."""
-UNSEEN: Final = "the storage does not have it: it is being made, or was deleted just now"
-"""Detail of a refusal for a caller that has found a queue or group in the catalog just before."""
+"""Codes of errors when a queue or group was dropped before the storage has made it."""
+UNSEEN: Final = (
+    "the storage does not have it, because it is being made or was just deleted: try again"
+)
+"""Detail of a refusal for a caller that has just found a queue or group in the catalog."""
 RETRY_S: Final = 2.0
 """Time for which the storage's half is tried again."""
 RETRY_BASE_S: Final = 0.05
@@ -65,8 +66,8 @@ Place = tuple[str, str | None]
 
 
 async def starts_of(storage: Storage, queue: Queue, start: GroupStart) -> Sequence[Start]:
-    """Return where the cursors of a new group begin, one for each partition. Raises TocsinError:
-    the storage does not say what was when."""
+    """Return the beginnings of the cursors of a new group, one for each partition. Raises
+    TocsinError if the storage cannot tell the offset of a time."""
     if isinstance(start, int):
         return [
             await storage.offset_at(Partition(queue.queue_id, number), start)
@@ -87,7 +88,7 @@ class Changes:
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def run(self, change: Coroutine[Any, Any, T]) -> T:
-        """Carry a change out to its end, whatever becomes of the caller."""
+        """Carry a change out to its end, even if the caller is cancelled."""
         return await asyncio.shield(self._start(change))
 
     def _start(self, change: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -99,8 +100,8 @@ class Changes:
     async def _change_both(
         self, catalog: Coroutine[Any, Any, T], storage: Callable[[T], Awaitable[None]]
     ) -> T:
-        """Change the catalog and then the storage, which follows also when the caller has not
-        waited for the catalog to the end."""
+        """Change the catalog and then the storage. The storage follows even if the catalog answers
+        after its deadline."""
 
         async def change() -> T:
             try:
@@ -119,11 +120,11 @@ class Changes:
         try:
             await _retry(storage, await asyncio.shield(catalog))
         except TocsinError as error:
-            changes_logger.warning("a change that came late: %s", error)
+            changes_logger.warning("a change that the catalog made late has failed: %s", error)
 
     async def finish(self) -> None:
-        """Wait for what is under way, as long as the metadata may take; what is left undone in the
-        storage then is done by other gateways, or at the next start."""
+        """Wait for the changes under way, twice METADATA_DEADLINE_S at most. Other gateways, or the
+        next start, complete those that are left undone in the storage."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=2 * limits.METADATA_DEADLINE_S)
 
@@ -134,7 +135,7 @@ class Changes:
         settings: QueueSettings,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """Create it (True), or find it as it is (False). Raises Refused: as Metadata.put_queue."""
+        """Create a queue (True), or find it as it is (False). Raises like Metadata.put_queue."""
 
         async def make(made: tuple[Queue, bool]) -> None:
             queue, _ = made
@@ -145,7 +146,7 @@ class Changes:
         )
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
-        """Delete it with its messages and groups."""
+        """Delete a queue with its messages and groups."""
 
         async def drop(queue: Queue) -> None:
             await self._storage.drop_queue(queue.queue_id)
@@ -164,14 +165,15 @@ class Changes:
         *,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
-        """Create it, durably with all its cursors (R11), or find it as it is (False). Raises
-        Refused: as Metadata.put_group."""
+        """Create a group (True), durably with all its cursors (R11), or find it as it is (False).
+        Raises like Metadata.put_group."""
         asked = settings.start if start is None else start
         starts = await starts_of(self._storage, queue, asked)
 
         async def make(made: tuple[Group, bool]) -> None:
             group, is_new = made
-            # One that was there begins as it was asked to: its maker may not have come so far.
+            # The maker of an existing group may not have reached the storage, so it is made here,
+            # with the start that its maker chose.
             begins = starts if is_new else await starts_of(self._storage, queue, group.begins)
             await self._storage.create_group(group.group_id, queue.queue_id, begins)
 
@@ -181,7 +183,8 @@ class Changes:
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, row: Membership | None = None
     ) -> None:
-        """Delete it with its cursors; with a row, only as Metadata.delete_group does."""
+        """Delete a group with its cursors. With a row, it is deleted only if the row is unchanged,
+        as in Metadata.delete_group."""
 
         async def drop(group: Group) -> None:
             await self._storage.drop_group(group.group_id, queue.queue_id)
@@ -190,18 +193,20 @@ class Changes:
         await self._change_both(self._metadata.delete_group(principal, queue, name, row=row), drop)
 
     async def _forget(self, queue_id: str, group_id: str | None) -> None:
-        """Take what both have dropped off the catalog's list. Where the catalog does not answer,
-        the `Reconciler` does it later."""
+        """Remove a queue or group that both have dropped from the catalog's list. If the catalog
+        does not answer, the `Reconciler` does it later."""
         try:
             await self._metadata.forget(queue_id, group_id)
         except TocsinError as error:
             changes_logger.warning(
-                "%s is gone and stays on the list: %s", group_id or queue_id, error
+                "%s is deleted, but stays on the list of dropped ones for now: %s",
+                group_id or queue_id,
+                error,
             )
 
 
 async def _retry(storage: Callable[[T], Awaitable[None]], changed: T) -> None:
-    """Do the storage's half, repeatedly for RETRY_S where the storage is away."""
+    """Do the storage's half, repeatedly for RETRY_S if the storage is away."""
     clock = asyncio.get_running_loop().time
     give_up_at, pause_s = clock() + RETRY_S, RETRY_BASE_S
     while True:
@@ -220,39 +225,39 @@ async def _retry(storage: Callable[[T], Awaitable[None]], changed: T) -> None:
 
 
 class Reconciler:
-    """Finishes what is half done, for a gateway."""
+    """Complete half-done changes, for a gateway."""
 
     def __init__(self, metadata: Metadata, storage: Storage, *, may_wait: bool = False) -> None:
-        """`may_wait`: a storage cluster may be away at the start, and what is missing there is made
-        when it is back."""
+        """Begin with nothing to do. `may_wait`: a storage cluster may be away at the start, and
+        queues and groups that it lacks are made when it is back."""
         self._may_wait = may_wait
         self._metadata = metadata
         self._storage = storage
         self._due: dict[Place, float] = {}
-        """Times from which on something is to be made, in seconds of the loop's clock."""
+        """Time from which on each place is to be made, in seconds of the loop's clock."""
         self._dropped: dict[Place, float] = {}
-        """Times from which on something is to be dropped, which the catalog has dropped."""
+        """Time from which on each place that the catalog has dropped is to be dropped."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def on_change(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
-        """Make what the catalog has created or changed, DUE_S later."""
+        """Note that a queue or group was created or changed, and is to be made DUE_S later."""
         if not deleted:
             place = (queue.queue_id, group.group_id if group is not None else None)
             self._due[place] = asyncio.get_running_loop().time() + DUE_S
 
     def is_unmade(self, queue: Queue) -> bool:
-        """Whether the catalog has this queue, which the storage does not have: then its maker was
-        cut off in between, and it is made now. False: it was deleted."""
+        """Whether the catalog has this queue, which the storage does not have. If so, its maker was
+        cut off between the halves, and it is made in the next round. False: it was deleted."""
         is_there = self._metadata.queue_by_id(queue.queue_id) is not None
         if is_there:
             self._due[queue.queue_id, None] = asyncio.get_running_loop().time()
         return is_there
 
     async def start(self) -> None:
-        """Finish what is unfinished; then go on in the background.
+        """Complete all unfinished changes, then go on in the background.
 
         Raises:
-            TocsinError: the storage or the catalog does not do it.
+            TocsinError: the error of the storage or the catalog, if it may not wait.
         """
         for place in self._metadata.dropped():
             await self._do_now(place, self._drop(place), self._dropped)
@@ -260,7 +265,7 @@ class Reconciler:
         for batch in _batches(queues):
             await asyncio.gather(*map(self._make_now, batch))
         loop = asyncio.get_running_loop()
-        # apart: a drop goes in slices, and may take minutes
+        # in tasks of their own, because a drop goes in slices, and may take minutes
         rounds = (self._drop_due, self._make_due)
         self._tasks = [loop.create_task(self._run(act)) for act in rounds]
 
@@ -280,11 +285,11 @@ class Reconciler:
 
     @property
     def pending(self) -> int:
-        """Number of things that are left to do."""
+        """Number of queues and groups that are left to make or drop."""
         return len(self._due) + len(self._dropped)
 
     async def stop(self) -> None:
-        """End, also in the middle of a round."""
+        """Stop, even in the middle of a round."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -309,7 +314,7 @@ class Reconciler:
     async def _do_due(
         self, due: dict[Place, float], act: Callable[[Place], Awaitable[None]], now: float
     ) -> None:
-        """Do what is due; what does not succeed is due again, after the same time."""
+        """Do the acts that are due. One that fails is due again after DUE_S."""
         errors: list[TocsinError] = []
 
         async def one(place: Place) -> None:
@@ -364,7 +369,7 @@ class Reconciler:
 
 
 async def _unless_gone(making: Awaitable[None]) -> None:
-    """Await the making. It was dropped since the catalog was read: nothing happens."""
+    """Await the making. If the place was dropped since the catalog was read, nothing happens."""
     try:
         await making
     except TocsinError as error:

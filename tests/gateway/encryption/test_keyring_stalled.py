@@ -103,7 +103,7 @@ async def test_who_rotates_is_answered_in_time_and_all_opens_whatever_came_of_it
     for stall in (keys.mad.stall, keys.mad.late):
         stall()
         began = loop.time()
-        with pytest.raises(TocsinError, match="may still come about") as told:
+        with pytest.raises(TocsinError, match="may still be made") as told:
             await keys.ring.rotate(NEW)
         assert told.value.code.name == "metadata_unavailable"
         assert loop.time() - began == pytest.approx(limits.METADATA_DEADLINE_S)
