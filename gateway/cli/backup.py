@@ -32,7 +32,7 @@ PLAIN_EVERY_S: Final = 5.0
 
 
 class _Progress:
-    """How far it has come, on stderr: a live line on a terminal, else a plain one now and then."""
+    """Progress on stderr: a live line on a terminal, else a plain line now and then."""
 
     def __init__(self) -> None:
         self._is_live = sys.stderr.isatty()
@@ -63,12 +63,12 @@ class _Progress:
 @data_dir_option
 @json_option
 def backup(folder: Path, data_dir: str | None, as_json: bool) -> None:
-    """Make a backup of the running broker in FOLDER, which is empty or not there.
+    """Make a backup of the running broker in FOLDER.
 
-    Everything that was acknowledged before it began is in it; what is acknowledged meanwhile may
-    be. Publishing and delivering go on. FOLDER is a backup from the moment that it has a
-    manifest.json, which is written last. It holds the broker's secrets: keep it as safe as the
-    data folder.
+    FOLDER must be empty or not exist. The backup contains everything that was acknowledged before
+    it began, and perhaps later messages. Publishing and delivering go on. FOLDER is complete when
+    it has a manifest.json, which is written last. It holds the broker's secrets, so keep it as
+    safe as the data folder.
 
     \b
     Examples:
@@ -94,11 +94,12 @@ def backup(folder: Path, data_dir: str | None, as_json: bool) -> None:
 @master_key_file_option
 @json_option
 def verify(folder: Path, master_key_file: str | None, as_json: bool) -> None:
-    """Check the backup, or the data folder of a broker that does not run, in FOLDER.
+    """Check a backup, or the data folder of a stopped broker, in FOLDER.
 
     Checks the manifest's checksums, the structure of both files, the checksum of every row, and
-    that the two files belong together. With the master key, each message is opened as well; it is
-    looked for where `tocsin serve` does. Changes nothing. Exit code 1: something is damaged.
+    that the two files belong together. If the master key is found, which is searched for like by
+    `tocsin serve`, each message is opened as well. Changes nothing. The exit code is 1 if
+    something is damaged.
 
     \b
     Examples:
@@ -121,7 +122,7 @@ def verify(folder: Path, master_key_file: str | None, as_json: bool) -> None:
         if verified.quarantined:
             counts += f"; {verified.quarantined:,} records in quarantine, known to the broker"
         if verified.sealed:
-            how = "opened" if verified.opened else "not opened: without the master key"
+            how = "opened" if verified.opened else "not opened, for lack of the master key"
             counts += f"; payloads of {verified.sealed:,} records sealed, {how}"
             counts += "" if verified.opened else f" {verified.master_key_id}"
         result = plural(len(verified.findings), "finding") if verified.findings else "sound"
@@ -135,13 +136,14 @@ def verify(folder: Path, master_key_file: str | None, as_json: bool) -> None:
 @data_dir_option
 @json_option
 def restore(folder: Path, data_dir: str | None, as_json: bool) -> None:
-    """Make a data folder of the backup in FOLDER: --data-dir, which is empty or not there.
+    """Make a data folder from the backup in FOLDER.
 
-    What is restored is an older history, and is marked as one: receipts and deliveries of the
-    lost history are stale, readers' positions and the ids of messages that carry none of their own
-    are new, and a reader that resumes is told `unknown`. What was acknowledged after the backup is
-    gone; producers may send it again. Tokens are those of the backup, too: one that was revoked
-    since lets in again until it is revoked anew.
+    The data folder is --data-dir, which must be empty or not exist. The restored history is older
+    and marked as such. Receipts and deliveries of the lost history are stale. Positions of readers
+    are new, and so are ids of messages that were published without one. A reader that resumes gets
+    `unknown`. Messages that were acknowledged after the backup are lost; producers may send them
+    again. Tokens are those of the backup too. One that was revoked since then is good again until
+    you revoke it anew.
 
     \b
     Examples:
@@ -170,15 +172,14 @@ def restore(folder: Path, data_dir: str | None, as_json: bool) -> None:
         click.echo(f"Its messages need the master key {restored.master_key_id}.")
     if restored.tokens:
         click.echo(
-            "It lets in whom it let in when the backup was made, with "
-            f"{plural(restored.tokens, 'token')}: revoke anew what was revoked since, "
-            "`tocsin admin token list` shows them."
+            f"It has the {plural(restored.tokens, 'token')} of the backup. Revoke anew those that "
+            "were revoked since then; `tocsin admin token list` shows all."
         )
 
 
 def note_restore(data_dir: Path, backup: Path, incarnation: str) -> None:
-    """The first line of the new folder's audit trail. What cannot be written is said, and no more:
-    the folder is restored."""
+    """Write the first line of the new folder's audit trail. If it cannot be written, only a warning
+    is shown, because the folder is restored."""
     wall = time.time()
     entry = AuditEntry(
         unix_ms=int(wall * 1000),

@@ -1,4 +1,4 @@
-"""`tocsin admin usage` and `tocsin admin audit`: they read the files, with or without a broker."""
+"""`tocsin admin usage` and `tocsin admin audit`, which read the files, with or without a broker."""
 
 import sys
 import time
@@ -44,20 +44,21 @@ since_option: Final = click.option(
     "--since",
     default=None,
     metavar="TIME",
-    help="From then on: 30m, 12h or 7d ago, or a time like 2026-11-21 or 2026-11-21T14:00, which "
-    "is local unless it ends in an offset or Z.",
+    help="Show only later lines. TIME is an age like 30m, 12h or 7d, or a time like 2026-11-21 or "
+    "2026-11-21T14:00. It is local unless it ends in an offset or Z.",
 )
 
 
 def since_unix_ms(text: str | None, *, wall: float) -> int:
-    """Parse `--since`. None: from the beginning. Raises click.BadParameter."""
+    """Parse `--since` to unix milliseconds; None becomes 0. Raises click.BadParameter."""
     if text is None:
         return 0
     return unix_ms(parse_time(text, now=datetime.fromtimestamp(wall, UTC)))
 
 
 def _minute(unix_ms: int) -> str:
-    """A minute in UTC, for machines as well: two of a clock that is put back do not become one."""
+    """Return a minute in UTC, for people and machines. In local time, two minutes of a clock that
+    is put back would become one."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -65,7 +66,7 @@ def _minute(unix_ms: int) -> str:
 
 
 def read_usage(data_dir: Path, since: int) -> Iterable[UsageLine]:
-    """The lines from a time on; what is torn, or of a later version, is no line."""
+    """Yield the lines from a time on. Lines that are torn, or of a later version, are skipped."""
     for path in files_of(data_dir / FOLDER, NAME):
         for line in lines_of(path):
             try:
@@ -77,7 +78,7 @@ def read_usage(data_dir: Path, since: int) -> Iterable[UsageLine]:
 
 
 def sum_by(lines: Iterable[UsageLine], by: str) -> list[dict[str, Any]]:
-    """The lines added up, by what `by` says, in its order."""
+    """Add the lines up by a key of `_BY`, and return the sums in the order of that key."""
     names, key_of = _BY[by]
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in lines:
@@ -109,15 +110,15 @@ def sum_by(lines: Iterable[UsageLine], by: str) -> list[dict[str, Any]]:
     type=click.Choice(list(_BY)),
     default="principal",
     show_default=True,
-    help="What is added up: principals and their queues, queues, tenants, or minutes.",
+    help="Add up by principal and queue, by queue, by tenant, or by minute.",
 )
 @data_dir_option
 @json_option
 def usage(since: str | None, by: str, data_dir: str | None, as_json: bool) -> None:
-    """Say what was used: requests, messages, bytes, refusals and time connected.
+    """Show usage: requests, messages, bytes, refusals and time connected.
 
-    Read from the files in the data folder, where each minute is written when it is over: with or
-    without a running broker. The bar is the share of all bytes.
+    It is read from the files in the data folder, whether or not the broker runs. Each minute is
+    written when it is over. The bar shows the share of all bytes.
 
     \b
     Examples:
@@ -131,14 +132,14 @@ def usage(since: str | None, by: str, data_dir: str | None, as_json: bool) -> No
             click.echo(to_json(row))
         return
     if not rows:
-        click.echo("Nothing was used, or its minute is not over yet.")
+        click.echo("There is no usage in this time, or its minute is not over yet.")
         return
     for line in table(rows, _BY[by][0]):
         click.echo(line)
 
 
 def table(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[str]:
-    """For people: aligned columns, and a bar for the bytes."""
+    """Return the rows for people, with aligned columns and a bar for the bytes."""
     heads = (*names, "requests", "in", "bytes in", "out", "bytes out", "refused", "connected")
     whole = sum(row["bytes_in"] + row["bytes_out"] for row in rows) or 1
     texts = [heads]
@@ -196,7 +197,7 @@ def _duration(seconds: float) -> str:
 @json_option
 @click.pass_context
 def audit(context: click.Context, since: str | None, data_dir: str | None, as_json: bool) -> None:
-    """Say who did what: administrative acts, who was let in, and who was not.
+    """Show the audit trail: administrative acts, and clients that were let in or refused.
 
     \b
     Examples:
@@ -212,7 +213,7 @@ def audit(context: click.Context, since: str | None, data_dir: str | None, as_js
 
 
 def shown_act(fields: dict[str, Any]) -> str:
-    """A line of the trail, for people."""
+    """Return a line of the trail, for people."""
     who = fields.get("principal") or "somebody"
     if fields.get("tenant", "default") != "default":
         who += f" of {fields['tenant']}"
@@ -229,10 +230,11 @@ def shown_act(fields: dict[str, Any]) -> str:
 @data_dir_option
 @json_option
 def verify(data_dir: str | None, as_json: bool) -> None:
-    """Follow the chain of hashes through the trail. Exit code 1: it is broken.
+    """Check the chain of hashes of the trail.
 
-    Lines that are missing at the end, and a trail that was written anew as a whole, no chain can
-    show: keep the last number and hash elsewhere, and compare.
+    The exit code is 1 if it is broken. The chain cannot show that lines are missing at the end, or
+    that the whole trail was written anew. To detect that, keep the last number and hash elsewhere,
+    and compare them.
     """
     found = _read(lambda: audit_trail.verify(folder_of(data_dir)))
     if as_json:

@@ -1,4 +1,4 @@
-"""`tocsin manager serve`, and `tocsin admin clusters`: what the managers see and do."""
+"""`tocsin manager serve`, and `tocsin admin clusters`, which shows what the managers see and do."""
 
 import asyncio
 import os
@@ -34,17 +34,16 @@ OLD_S = 10.0
 
 @click.group("manager")
 def manager_group() -> None:
-    """Look after the servers that several brokers share."""
+    """Manage the servers that several brokers share."""
 
 
 def clusters_of(storage: str | None) -> list[tuple[str, Target]]:
-    """Each cluster that the setting names, with what it is called. What is wrong ends the
-    command."""
+    """Return (name, target) of each cluster in the setting. A wrong setting ends the command."""
     text = settings_of(("TOCSIN_STORAGE",), {"storage": storage}).storage
     if text == SQLITE:
         raise click.UsageError(
-            "There is nothing to manage for the store in a data folder; name another one by "
-            "--storage or TOCSIN_STORAGE."
+            "A store in a data folder needs no manager. Name another store with --storage or "
+            "TOCSIN_STORAGE."
         )
     targets = redis_target.parse_all(text)
     if len(targets) == 1:
@@ -53,9 +52,10 @@ def clusters_of(storage: str | None) -> list[tuple[str, Target]]:
 
 
 def nodes_of_metadata() -> Callable[[], NodeClient] | None:
-    """The nodes of the metadata service, as gateways are told of them; None: there is none."""
+    """Return a function that makes a client of the metadata service, from the settings that
+    gateways have too; None: no service is configured."""
     names = ("TOCSIN_METADATA", "TOCSIN_METADATA_TOKEN", "TOCSIN_METADATA_CA_FILE")
-    # A gateway's settings name a store as well; which one makes no difference here.
+    # A gateway's settings must name a store too; which one makes no difference here.
     config = settings_of(names, {"storage": "redis://127.0.0.1"})
     if not config.metadata_urls:
         return None
@@ -68,14 +68,15 @@ def nodes_of_metadata() -> Callable[[], NodeClient] | None:
     "--placing-storage",
     default=None,
     metavar="TEXT",
-    help="The same clusters, as the user tocsin. (env TOCSIN_PLACING_STORAGE) [as --storage]",
+    help="URLs of the same clusters with the user tocsin. (env TOCSIN_PLACING_STORAGE) "
+    "[as --storage]",
 )
 @click.option(
     "--scale-hook",
     envvar="TOCSIN_SCALE_HOOK",
     default=None,
     metavar="TEXT",
-    help="A program or an address that is told when storage clusters are too few or too many. "
+    help="A program or an address to call when there are too few or too many storage clusters. "
     "(env TOCSIN_SCALE_HOOK)",
 )
 @click.option(
@@ -84,7 +85,7 @@ def nodes_of_metadata() -> Callable[[], NodeClient] | None:
     type=click.IntRange(20, 95),
     default=round(100 * HOT_SHARE),
     show_default=True,
-    help="Of its memory, from which on a cluster is given no new partitions. "
+    help="Use of its memory, in percent, from which a cluster gets no new partitions. "
     "(env TOCSIN_HOT_PERCENT)",
 )
 @click.option(
@@ -92,17 +93,17 @@ def nodes_of_metadata() -> Callable[[], NodeClient] | None:
     envvar="TOCSIN_METRICS_HOST",
     default="127.0.0.1",
     show_default=True,
-    help="Where metrics are told; on an address that other machines "
-    "reach to who shows TOCSIN_METRICS_TOKEN. (env TOCSIN_METRICS_HOST)",
+    help="Host on which to serve metrics. If other machines can reach it, set "
+    "TOCSIN_METRICS_TOKEN, which scrapes must present. (env TOCSIN_METRICS_HOST)",
 )
 @click.option(
     "--metrics-port",
     envvar="TOCSIN_METRICS_PORT",
     default=None,
     type=click.IntRange(0, 65_535),
-    help="The port for that. (env TOCSIN_METRICS_PORT) [none]",
+    help="Port on which to serve metrics. (env TOCSIN_METRICS_PORT) [none]",
 )
-@click.option("--log-level", default="info", show_default=True, help="What is logged.")
+@click.option("--log-level", default="info", show_default=True, help="The lowest level to log.")
 @click.option("--json", "as_json", is_flag=True, help="Log JSON lines, for machines.")
 def serve(
     *,
@@ -115,21 +116,22 @@ def serve(
     log_level: str,
     as_json: bool,
 ) -> None:
-    """Take replicas that are away out of what could be elected, and let them in again.
+    """Start a manager, which excludes replicas that are away and includes them again.
 
-    While a replica is away publishing at the level `all` waits for it. After 10 s a manager has the
-    others lock it out and the Sentinels forget it; then it is not waited for. When it is back it is
-    given everything before it is counted and may be elected. Start two or three managers, on
-    different machines: one leads, and another takes over within seconds when it is gone.
+    While a replica is away, publishing at the level `all` waits for it. After 10 s a manager lets
+    the other servers lock it out and the Sentinels forget it. Then publishing no longer waits. When
+    the replica is back, it first receives all data. Only then does it count, and may be elected.
+    Start two or three managers on different machines. One leads. If it fails, another one takes
+    over within seconds.
 
-    Of several storage clusters it finds out how full they are and which are away, so that new
-    queues are placed where there is room, and frees what deleted queues held: for that it needs
-    their URLs once more, with the user tocsin, in TOCSIN_PLACING_STORAGE; and TOCSIN_METADATA
-    with its token, where gateways have these. The program of
-    --scale-hook gets a JSON object on its standard input, the address a POST of it, once for each
-    time that all clusters have become hot, or idle, for a minute.
+    With several storage clusters, it finds out how full they are and which are away, so that new
+    queues are placed where there is room. It also frees the memory of deleted queues. For both it
+    needs their URLs once more, with the user tocsin, in TOCSIN_PLACING_STORAGE. If the gateways
+    have TOCSIN_METADATA and its token, give it these too. When all clusters have been hot, or
+    idle, for a minute, --scale-hook is called once. A program gets a JSON object on its standard
+    input, an address gets it by POST.
 
-    It needs the user tocsin-manager of deploy/redis, on servers and Sentinels.
+    A manager needs the user tocsin-manager of deploy/redis, on servers and Sentinels.
 
     \b
     Examples:
@@ -142,14 +144,14 @@ def serve(
         targets = [target for _, target in clusters_of(placing_storage)]
         if [one.cluster for one in targets] != [one.cluster for _, one in clusters]:
             raise click.UsageError(
-                "TOCSIN_PLACING_STORAGE names other clusters than TOCSIN_STORAGE, or in another "
+                "TOCSIN_PLACING_STORAGE and TOCSIN_STORAGE must name the same clusters in the same "
                 "order."
             )
     try:
         hook = ScaleHook(check_hook(scale_hook)) if scale_hook is not None else None
     except ValueError:
         raise click.UsageError(
-            "--scale-hook is an http or https address, or the path of a program that can be run."
+            "--scale-hook must be an http or https address, or the path of an executable program."
         ) from None
     scraped = _scrape_settings(metrics_host, metrics_port)
     placing = Placing(targets, hook, hot_percent / 100, nodes_of_metadata())
@@ -163,14 +165,14 @@ def serve(
 
 
 def _scrape_settings(host: str, port: int | None) -> manager.Scraped | None:
-    """Where metrics are told; None: nowhere. What is wrong ends the command."""
+    """Return where metrics are served; None: nowhere. A missing token ends the command."""
     if port is None:
         return None
     token = os.environ.get("TOCSIN_METRICS_TOKEN") or None
     if token is None and not is_loopback(host):
         raise click.UsageError(
-            f"Other machines may reach {host}, and there is no token: set TOCSIN_METRICS_TOKEN to "
-            "a long random text that Prometheus shows."
+            f"Other machines may reach {host}, but no token is set. Set TOCSIN_METRICS_TOKEN to a "
+            "long random text, and configure Prometheus to present it."
         )
     return manager.Scraped(host, port, token)
 
@@ -179,8 +181,10 @@ def _scrape_settings(host: str, port: int | None) -> manager.Scraped | None:
 @storage_option
 @json_option
 def clusters_command(storage: str | None, as_json: bool) -> None:
-    """Say what the managers see of the storage clusters: who is primary, who follows and how far
-    behind, who is away or not counted, and what is being done.
+    """Show the storage clusters as the managers see them.
+
+    For each server it shows whether it is a primary or a replica, how far it is behind, and whether
+    it is away or excluded. It also shows what the managers are doing.
 
     \b
     Examples:
@@ -201,7 +205,8 @@ def clusters_command(storage: str | None, as_json: bool) -> None:
 
 
 async def _read_reports(clusters: Sequence[tuple[str, Target]]) -> tuple[str, list[ClusterTold]]:
-    """Return who leads, and what the leader says. Raises Refused: the database does not answer."""
+    """Return (the manager that leads, its reports). Raises Refused if the database does not
+    answer."""
     shard = await manager.database_of(clusters[0][1])
     try:
         said = await RedisLeaderRow(shard).reports()
@@ -213,7 +218,7 @@ async def _read_reports(clusters: Sequence[tuple[str, Target]]) -> tuple[str, li
 
 
 def lines_of(told: ClusterTold, *, wall_s: float) -> list[str]:
-    """For people."""
+    """Return the report about a cluster as lines for people."""
     age_s = wall_s - told.seen_unix_s
     old = f", as seen {age_s:.0f} s ago" if age_s > OLD_S else ""
     lines = [f"{told.name}  {told.store}  R {told.replicas}{old}"]

@@ -1,4 +1,4 @@
-"""`tocsin metadata serve` and `status`: the nodes of the metadata service."""
+"""`tocsin metadata serve` and `status`, which run and query nodes of the metadata service."""
 
 import os
 import sys
@@ -39,14 +39,14 @@ Examples:
   tocsin metadata serve --host 0.0.0.0 --layout ring --advertise https://10.0.0.1:8090 \\
       --tls-cert c.pem --tls-key k.pem
 
-Gateways find them by TOCSIN_METADATA="https://10.0.0.1:8090 https://10.0.0.2:8090 …" and the token.
-Stop one with Ctrl-C or SIGTERM: it sends its gateways elsewhere.
+Give gateways TOCSIN_METADATA="https://10.0.0.1:8090 https://10.0.0.2:8090 …" and the token.
+Stop a node with Ctrl-C or SIGTERM. It sends its gateways to other nodes.
 """
 
 
 @click.group()
 def metadata() -> None:
-    """Run and look at the metadata service, which knows queues, groups and tokens."""
+    """Run and query the metadata service, which keeps queues, groups and tokens."""
 
 
 @metadata.command(epilog=SERVE_EXAMPLES)
@@ -55,14 +55,14 @@ def metadata() -> None:
     envvar="TOCSIN_METADATA_HOST",
     default="127.0.0.1",
     show_default=True,
-    help="Where to listen. (env TOCSIN_METADATA_HOST)",
+    help="The host to listen on. (env TOCSIN_METADATA_HOST)",
 )
 @click.option(
     "--port",
     envvar="TOCSIN_METADATA_PORT",
     default=str(PORT),
     show_default=True,
-    help="The TCP port; 0: any free one. (env TOCSIN_METADATA_PORT)",
+    help="The TCP port to listen on, or 0 for any free one. (env TOCSIN_METADATA_PORT)",
 )
 @click.option(
     "--layout",
@@ -70,44 +70,60 @@ def metadata() -> None:
     default=LAYOUTS[0],
     show_default=True,
     type=click.Choice(LAYOUTS),
-    help="What a node keeps in memory: whole, everything, for a balancer; ring, its "
-    "shards, which gateways find; forward, its shards, and it asks others for theirs. "
-    "(env TOCSIN_METADATA_LAYOUT)",
+    help="What a node keeps in memory. whole: everything, for use behind a balancer; ring: its "
+    "shards, and gateways find the right node; forward: its shards, and it asks other nodes for "
+    "theirs. (env TOCSIN_METADATA_LAYOUT)",
 )
 @click.option(
     "--advertise",
     envvar="TOCSIN_METADATA_ADVERTISE",
     default=None,
     metavar="URL",
-    help="Where gateways and other nodes find this one. [its host and port] "
+    help="The URL at which gateways and other nodes reach this node. [its host and port] "
     "(env TOCSIN_METADATA_ADVERTISE)",
 )
 @click.option(
     "--data-dir",
     default=None,
     metavar="TEXT",
-    help="Its files are in `metadata` below it. (env TOCSIN_DATA_DIR)",
+    help="The data folder. The node keeps its files in `metadata` below it. (env TOCSIN_DATA_DIR)",
 )
 @click.option(
     "--storage",
     default=None,
     metavar="TEXT",
-    help="The catalog's database: sqlite:, a file of one node; or Redis or Valkey, the "
-    "first cluster that the gateways name. (env TOCSIN_STORAGE) [sqlite:]",
+    help="The catalog's database. sqlite: is a file for a single node. Several nodes share Redis "
+    "or Valkey, the first cluster that the gateways name. (env TOCSIN_STORAGE) [sqlite:]",
 )
-@click.option("--tls-cert", default=None, metavar="TEXT", help="(env TOCSIN_TLS_CERT)")
-@click.option("--tls-key", default=None, metavar="TEXT", help="(env TOCSIN_TLS_KEY)")
+@click.option(
+    "--tls-cert",
+    default=None,
+    metavar="TEXT",
+    help="A PEM file with the certificate chain. (env TOCSIN_TLS_CERT)",
+)
+@click.option(
+    "--tls-key",
+    default=None,
+    metavar="TEXT",
+    help="A PEM file with the certificate's key. (env TOCSIN_TLS_KEY)",
+)
 @click.option(
     "--metadata-ca-file",
     default=None,
     metavar="TEXT",
-    help="Who signs the other nodes' certificates. (env TOCSIN_METADATA_CA_FILE)",
+    help="A PEM file with the authorities that sign the other nodes' certificates. "
+    "(env TOCSIN_METADATA_CA_FILE)",
 )
 @click.option(
-    "--plain/--no-plain", default=False, help="Let other machines come without encryption."
+    "--plain/--no-plain", default=False, help="Let other machines connect without encryption."
 )
-@click.option("--log-level", default=None, metavar="TEXT", help="(env TOCSIN_LOG_LEVEL) [info]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
+@click.option(
+    "--log-level",
+    default=None,
+    metavar="TEXT",
+    help="The lowest level to log. (env TOCSIN_LOG_LEVEL) [info]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object per line.")
 def serve(
     *,
     host: str,
@@ -120,10 +136,10 @@ def serve(
 ) -> None:
     """Start a node of the metadata service.
 
-    Several share one database, Redis or Valkey, and any of them may go at any time; a single one
-    keeps the catalog in a file of its own. The token that gateways show is in
-    TOCSIN_METADATA_TOKEN; without one only this machine is let in. Who shows that of
-    TOCSIN_METRICS_TOKEN may scrape /metrics, and nothing else.
+    A single node keeps the catalog in a file of its own. Several nodes share one database, Redis or
+    Valkey, and any of them may stop at any time. Gateways present the token in
+    TOCSIN_METADATA_TOKEN. Without one, only clients on this machine are let in. The token in
+    TOCSIN_METRICS_TOKEN gives access to /metrics, and to nothing else.
     """
     config = settings_of(VARIABLES, flags)
     node = _settings(config, host, port, layout, advertise)
@@ -155,22 +171,21 @@ def _settings(
         )
     except ValueError:
         raise click.ClickException(
-            f"--host {host!r}, --port {port!r} or --advertise {advertise!r} cannot be used: a host "
-            "name or address, a port from 0 to 65535, and http:// or https:// with both."
+            f"--host {host!r}, --port {port!r} or --advertise {advertise!r} is invalid. Give a "
+            "host name or address, a port from 0 to 65535, and a URL such as https://HOST:PORT."
         ) from None
 
 
 def _check_reach(node: NodeSettings, *, plain: bool) -> None:
     if node.config.metadata_token is None:
         raise click.ClickException(
-            f"Other machines may reach {node.host}, and there is no token: set "
+            f"Other machines may reach {node.host}, but no token is set. Set "
             "TOCSIN_METADATA_TOKEN to a long random text, here and for the gateways."
         )
     if node.config.tls_cert is None and not plain:
         raise click.ClickException(
-            f"Other machines may reach {node.host}, and nothing would encrypt what they say: set "
-            "--tls-cert and --tls-key, or accept with --plain that the token can be read on the "
-            "way."
+            f"Other machines may reach {node.host} without encryption. Set --tls-cert and "
+            "--tls-key, or accept with --plain that the token can be read on the way."
         )
 
 
@@ -194,13 +209,20 @@ def _start_line(started: NodeServer, node: NodeSettings, *, as_json: bool) -> st
 
 @metadata.command()
 @click.option(
-    "--metadata", "urls", default=None, metavar="TEXT", help="Its addresses. (env TOCSIN_METADATA)"
+    "--metadata",
+    "urls",
+    default=None,
+    metavar="TEXT",
+    help="The addresses of the nodes. (env TOCSIN_METADATA)",
 )
 @json_option
 def status(urls: str | None, as_json: bool) -> None:
-    """Say which nodes are there, as each of them sees it. Ends with 1 when one does not answer."""
+    """Show which nodes each node sees.
+
+    The exit code is 1 if a node does not answer.
+    """
     names = ("TOCSIN_METADATA", "TOCSIN_METADATA_TOKEN", "TOCSIN_METADATA_CA_FILE")
-    # A gateway's settings name a store as well; which one makes no difference here.
+    # A gateway's settings must name a store too; which one makes no difference here.
     config = settings_of(names, {"metadata": urls, "storage": "redis://127.0.0.1"})
     addresses = config.metadata_urls or (f"http://127.0.0.1:{PORT}",)
     seen = run_work(_ask_nodes(config, addresses))

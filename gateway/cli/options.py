@@ -22,8 +22,9 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def settings_of(variables: Collection[str], flags: Mapping[str, str | None]) -> Config:
-    """Read the settings of these flags, else of these variables of the environment; a wrong one
-    ends the command. No others are read: deleting a queue does not need them right."""
+    """Read the settings of these flags, else of these variables of the environment. A wrong one
+    ends the command. Other settings are not read, so that an error in them does not stop the
+    command."""
     try:
         return load({n: v for n, v in os.environ.items() if n in variables}, flags)[0]
     except ConfigError as error:
@@ -31,14 +32,14 @@ def settings_of(variables: Collection[str], flags: Mapping[str, str | None]) -> 
 
 
 def data_dir_of(text: str | None) -> Path:
-    """The data folder of the flag, else of the environment."""
+    """Return the data folder of the flag, else of the environment."""
     return settings_of(("TOCSIN_DATA_DIR", "XDG_DATA_HOME"), {"data_dir": text}).data_dir
 
 
 def broker_of(text: str | None) -> Path:
-    """The data folder of the broker that is meant, by the flag, else by the environment; names that
-    broker on stderr. Where TOCSIN_URL or `tocsin --url` means another one, and no flag has decided,
-    this ends the command: what is deleted at the wrong broker is gone."""
+    """Return the data folder of the broker in the flag, else in the environment, and name the
+    broker on stderr. If there is no flag, and TOCSIN_URL or `tocsin --url` names another broker,
+    the command ends, because a queue that is deleted at the wrong broker is lost."""
     path = data_dir_of(text)
     wanted = _wanted_url()
     try:
@@ -46,21 +47,21 @@ def broker_of(text: str | None) -> Path:
     except admin_client.AdminError as error:
         hint = ""
         if wanted is not None and text is None:
-            hint = f" (TOCSIN_URL or --url names {wanted}: `tocsin admin` does not go there.)"
+            hint = f" (TOCSIN_URL or --url names {wanted}, but `tocsin admin` does not use it.)"
         raise click.ClickException(f"{error}{hint}") from None
     if wanted is not None and text is None and not is_same_place(wanted, url):
         raise click.UsageError(
-            f"TOCSIN_URL or --url names {wanted}, and the broker on {path} is {url}. Which one is "
-            f"meant? `tocsin admin` talks to a broker of this machine over its data folder: for "
-            f"that one give --data-dir {path}; for the other one, run this where it runs."
+            f"TOCSIN_URL or --url names {wanted}, but the broker on {path} is {url}. `tocsin "
+            f"admin` talks to a broker on this machine through its data folder. To use this one, "
+            f"give --data-dir {path}. To use the other one, run the command on its machine."
         )
     click.echo(f"Broker {url} on {path}.", err=True)
     return path
 
 
 def folder_of(text: str | None) -> Path:
-    """The data folder of which files are read, whether its broker runs or not; names it on
-    stderr."""
+    """Return the data folder whose files are to be read, whether or not its broker runs, and name
+    it on stderr."""
     path = data_dir_of(text)
     click.echo(f"Data folder {path}.", err=True)
     return path
@@ -75,7 +76,7 @@ def _wanted_url() -> str | None:
 
 
 def is_same_place(wanted: str, url: str) -> bool:
-    """Whether a client that goes to `wanted` comes to the listener at `url`, of this machine."""
+    """Whether a client that connects to `wanted` reaches the listener at `url` on this machine."""
     try:
         theirs, ours = urlsplit(wanted), urlsplit(url)
         if (theirs.port or _PORTS.get(theirs.scheme)) != (ours.port or _PORTS.get(ours.scheme)):
@@ -101,10 +102,10 @@ def _is_of_this_machine(address: str) -> bool:
 
 
 def key_settings_of(master_key_file: str | None) -> MasterKeySettings:
-    """Where the master key is, by the flag, else by the environment."""
+    """Return where the master key is, by the flag, else by the environment."""
     names = {f"TOCSIN_MASTER_KEY{rest}" for rest in ("", "_FILE", "_PROVIDER")}
     flags = {"master_key_file": master_key_file}
-    if master_key_file is not None:  # the flag goes before all of them
+    if master_key_file is not None:  # the flag has precedence over all of them
         names = set()
     return settings_of(names, flags).master_key_settings
 
@@ -122,20 +123,20 @@ data_dir_option: Final = click.option(
     help="The broker's data folder. (env TOCSIN_DATA_DIR)",
 )
 tenant_option: Final = click.option(
-    "--tenant", default="default", show_default=True, help="Whose queue it is."
+    "--tenant", default="default", show_default=True, help="The tenant of the queue."
 )
-json_option: Final = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 
 
 def say(line: str) -> None:
-    """Write the first line of a server. One whose output is closed or full goes on without it."""
+    """Write the first line of a server. If its output is closed or full, it goes on without."""
     with contextlib.suppress(OSError, OutputFailed):
         click.echo(line)
 
 
 @contextlib.contextmanager
 def admin_errors() -> Iterator[None]:
-    """End the command with a sentence where no broker runs, or it refuses what is asked inside."""
+    """End the command with a sentence if no broker runs, or if it refuses a request inside."""
     try:
         yield
     except (admin_client.AdminError, Refused) as error:

@@ -1,4 +1,4 @@
-"""`tocsin admin park`: list the keys that wait for an operator, and decide about them."""
+"""`tocsin admin park`, which lists keys that wait for an operator, and decides about them."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ from push import limits
 def park() -> None:
     """List parked keys of a group, and decide about them.
 
-    Where a queue or group says `on_exhausted: park`, a key whose message failed its last attempt,
-    or was rejected, waits, with all that follows it in the key's order, until an operator retries,
+    A key is parked if its queue or group has `on_exhausted: park`, and its first message has failed
+    its last attempt or was rejected. All messages of the key then wait until an operator retries,
     skips or releases it. Other keys go on.
     """
 
@@ -37,13 +37,15 @@ def park() -> None:
     type=click.IntRange(1, limits.PARKED_PER_CALL_MAX),
     default=KEYS_DEFAULT,
     show_default=True,
-    help="At most so many keys.",
+    help="Show at most this many keys.",
 )
 @tenant_option
 @data_dir_option
 @json_option
 def list_parked(limit: int, data_dir: str | None, as_json: bool, **place: str) -> None:
-    """List the keys of QUEUE that are parked in GROUP: why, since when, and what waits.
+    """List the keys of QUEUE that are parked in GROUP.
+
+    Each line says why and since when a key is parked, and which messages wait.
 
     \b
     Examples:
@@ -62,7 +64,7 @@ def list_parked(limit: int, data_dir: str | None, as_json: bool, **place: str) -
     if not answer["keys_parked"]:
         click.echo(_nothing_parked(place))
     elif left:
-        click.echo(f"And {left:,} more; --limit shows up to {limits.PARKED_PER_CALL_MAX:,}.")
+        click.echo(f"And {left:,} more. --limit shows up to {limits.PARKED_PER_CALL_MAX:,}.")
 
 
 def _nothing_parked(place: dict[str, str]) -> str:
@@ -84,14 +86,16 @@ def _name(key: dict[str, Any]) -> str:
 
 
 def _decision(verb: str, done: str, help_text: str) -> None:
-    """Add one of the three commands, which differ in what the broker makes of them."""
+    """Add one of the three commands, which differ only in the decision that they send."""
 
     @park.command(verb, help=help_text)
     @click.argument("queue")
     @click.argument("group")
     @click.argument("key", required=False)
-    @click.option("--hash", "key_hash", metavar="HEX", help="A key without a text, as listed.")
-    @click.option("--all", is_flag=True, help="Every key that is parked.")
+    @click.option(
+        "--hash", "key_hash", metavar="HEX", help="The hash of a key that is listed without text."
+    )
+    @click.option("--all", is_flag=True, help="All parked keys.")
     @tenant_option
     @data_dir_option
     @json_option
@@ -99,7 +103,7 @@ def _decision(verb: str, done: str, help_text: str) -> None:
         queue: str, group: str, tenant: str, data_dir: str | None, as_json: bool, **which: Any
     ) -> None:
         if sum(map(bool, which.values())) != 1:
-            raise click.UsageError("Give one of KEY, --hash and --all.")
+            raise click.UsageError("Give exactly one of KEY, --hash and --all.")
         decision: dict[str, object] = {"decision": verb}
         decision |= {name: value for name, value in which.items() if value}
         place = {"queue": queue, "group": group, "tenant": tenant}
@@ -118,16 +122,17 @@ def _decision(verb: str, done: str, help_text: str) -> None:
         if not answer["keys"]:
             click.echo(_nothing_parked(place))
         if answer["keys_parked"]:
-            click.echo(f"{answer['keys_parked']:,} more are parked: run this again.")
+            click.echo(f"{answer['keys_parked']:,} more are parked. Run the command again.")
 
 
 _decision(
     "retry",
     "Retrying",
-    """Try the first message of KEY once more, its attempts counted anew from 0.
+    """Try the first message of KEY once more, with its attempts counted anew from 0.
 
-    If that succeeds the rest of the key goes on in order; if it fails the key is parked again (or,
-    where the settings now say `dead_letter`, the message goes to the dead letters).
+    If that succeeds, the other messages of the key follow in order. If it fails, the key is parked
+    again. If the settings now have `on_exhausted: dead_letter`, the message goes to the dead
+    letters instead.
 
     \b
     Examples:
@@ -138,9 +143,10 @@ _decision(
 _decision(
     "skip",
     "Skipped the first of",
-    """Move the first message of KEY to the dead letters, reason `skipped`; the rest goes on.
+    """Move the first message of KEY to the dead letters, with the reason `skipped`.
 
-    It is answered when the message stands in the queue's dead-letter queue.
+    The other messages of the key go on. The command ends when the message is in the queue's
+    dead-letter queue.
 
     \b
     Examples:
@@ -150,9 +156,9 @@ _decision(
 _decision(
     "release",
     "Released",
-    """Let everything of KEY flow again, in order, with all its attempts counted anew from 0.
+    """Let all messages of KEY flow again, in order, with all attempts counted anew from 0.
 
-    A message that exhausts them again parks the key again.
+    A message that exhausts its attempts again parks the key again.
 
     \b
     Examples:

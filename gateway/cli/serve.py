@@ -1,4 +1,5 @@
-"""`tocsin serve`, and `tocsin admin` with what one broker is asked: status, partitions, master key.
+"""`tocsin serve`, and `tocsin admin` with the commands about one broker: delete-queue, status,
+partitions, master-key.
 
 The `tocsin` command finds these by the entry points `tocsin.commands`.
 """
@@ -44,22 +45,23 @@ SERVE_EXAMPLES = """
 Examples:
   tocsin serve                                  on this machine only, without a token
   tocsin serve --port 0 --data-dir /tmp/try     a free port, a folder of its own
-  export TOCSIN_TOKEN=$(openssl rand -hex 32)   for other machines, who present the token
+  export TOCSIN_TOKEN=$(openssl rand -hex 32)   for other machines, which present the token
   tocsin serve --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem
 
-Stop it with Ctrl-C or SIGTERM: it sends its clients elsewhere, writes what is left and ends with
-exit code 0. A second signal ends it at once; nothing that was acknowledged is lost by that either.
+Stop it with Ctrl-C or SIGTERM. It then sends its clients to other brokers, writes what is left, and
+ends with exit code 0. A second signal ends it at once. That too loses no acknowledged message.
 """
 
 
 def _secrets() -> str:
-    """The settings without a flag: everybody on the machine may read a command's words."""
+    """Return the help of the settings that have no flag, because all users of the machine can read
+    a command's words."""
     lines = [f"{one.variable}: {one.help}" for one in SETTINGS if not one.has_flag]
-    return "\n\n".join(["Secrets come from the environment alone:", *lines])
+    return "\n\n".join(["Secrets are set in the environment only:", *lines])
 
 
 def setting_options(command: Any) -> Any:
-    """The settings' table as options."""
+    """Add the settings that have a flag to a command, as options."""
     for setting in reversed(SETTINGS):
         if setting.has_flag:
             command = _option(setting)(command)
@@ -75,7 +77,8 @@ def _option(setting: Setting) -> Any:
 
 
 def load_config(flags: dict[str, Any]) -> Config:
-    """The settings from flags and environment; what is wrong ends the command with a sentence."""
+    """Load the settings from flags and environment. A wrong one ends the command with a
+    sentence."""
     texts = {
         name: ("true" if value else "false") if isinstance(value, bool) else value
         for name, value in flags.items()
@@ -91,13 +94,13 @@ def load_config(flags: dict[str, Any]) -> Config:
 
 @click.command(epilog=f"{_secrets()}\n\n{SERVE_EXAMPLES}")
 @setting_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object per line.")
 def serve(as_json: bool, **flags: Any) -> None:
     """Start the broker.
 
-    It keeps its queues and messages in the data folder and acknowledges a message when it is
-    fsynced there; or in Redis or Valkey (--storage), which several brokers share. A setting comes
-    from its flag, else from its environment variable, else it is the one in brackets.
+    It keeps its queues and messages in the data folder, and acknowledges a message when it is
+    fsynced there. With --storage it keeps them in Redis or Valkey, which several brokers can share.
+    A setting is read from its flag, else from its environment variable. The default is in brackets.
     """
     config = load_config(flags)
     logs.configure(config.log_level, as_json=as_json)
@@ -118,8 +121,8 @@ def serve(as_json: bool, **flags: Any) -> None:
 
 
 def start_line(url: str, config: Config, *, as_json: bool) -> str:
-    """Return the line of a started broker: where it is, where it keeps things, what a receipt
-    means."""
+    """Return the line of a started broker: its address, the place of its data, and the meaning of a
+    receipt."""
     if as_json:
         fields = {
             "event": "started",
@@ -135,7 +138,7 @@ def start_line(url: str, config: Config, *, as_json: bool) -> str:
     if config.storage == SQLITE:
         where, when = str(config.data_dir), "after fsync"
     else:
-        where, when = config.storage_shown, "when every copy is on its disk"
+        where, when = config.storage_shown, "when every copy is on disk"
     return (
         f"Tocsin listens on {url} for {who}, keeps its data in {where} and acknowledges {when}. "
         "Stop it with Ctrl-C."
@@ -144,7 +147,7 @@ def start_line(url: str, config: Config, *, as_json: bool) -> str:
 
 @click.group()
 def admin() -> None:
-    """Operate the broker of this machine, over the socket in its data folder."""
+    """Operate a broker on this machine, through the socket in its data folder."""
 
 
 @admin.command("delete-queue")
@@ -154,7 +157,7 @@ def admin() -> None:
 @data_dir_option
 @json_option
 def delete_queue(name: str, yes: bool, tenant: str, data_dir: str | None, as_json: bool) -> None:
-    """Delete the queue NAME with its messages and groups, for good.
+    """Delete the queue NAME for good, with its messages and groups.
 
     \b
     Examples:
@@ -171,7 +174,7 @@ def delete_queue(name: str, yes: bool, tenant: str, data_dir: str | None, as_jso
 
 
 def _contents(held: dict[str, Any]) -> str:
-    """How many messages and groups go with a queue."""
+    """Return the numbers of messages and groups that are deleted with a queue, as words."""
     messages = plural(held["messages"], "message") if "messages" in held else "all its messages"
     return f"with {messages} and {plural(held['groups'], 'group')}"
 
@@ -180,7 +183,7 @@ def _contents(held: dict[str, Any]) -> str:
 @data_dir_option
 @json_option
 def status(data_dir: str | None, as_json: bool) -> None:
-    """Say how the broker is."""
+    """Show the status of the broker."""
     with admin_errors():
         answer = admin_client.status(broker_of(data_dir))
     if as_json:
@@ -190,8 +193,8 @@ def status(data_dir: str | None, as_json: bool) -> None:
 
 
 def status_fields(answer: dict[str, Any], path: str = "") -> dict[str, object]:
-    """Return what a broker says of itself, for people: a line for each figure, times and durations
-    as people write them."""
+    """Return the status of a broker for people: a line for each figure, with times and durations as
+    people write them."""
     shown: dict[str, object] = {}
     for name, value in answer.items():
         called = f"{path} {name.replace('_', ' ')}".strip()
@@ -208,8 +211,10 @@ def status_fields(answer: dict[str, Any], path: str = "") -> dict[str, object]:
 @data_dir_option
 @json_option
 def partitions(queue: str | None, tenant: str, data_dir: str | None, as_json: bool) -> None:
-    """List the partitions of QUEUE, and the storage cluster of each; without QUEUE, the storage
-    clusters, how full they are and how many partitions each has.
+    """List the partitions of QUEUE, with the storage cluster of each.
+
+    Without QUEUE, list the storage clusters, with the use of their memory and the number of their
+    partitions.
 
     \b
     Examples:
@@ -258,14 +263,17 @@ def _memory(one: dict[str, Any]) -> str:
 
 @click.group("master-key")
 def master_key() -> None:
-    """The key that wraps the keys messages are sealed under."""
+    """Show or rotate the master key.
+
+    It encrypts the data keys, with which the broker encrypts messages.
+    """
 
 
 @master_key.command("show")
 @data_dir_option
 @json_option
 def show_master_key(data_dir: str | None, as_json: bool) -> None:
-    """Say which master key the broker has, and which data keys. Never shows a key."""
+    """Show the ids of the broker's master key and data keys, never a key."""
     with admin_errors():
         answer = admin_client.master_key(broker_of(data_dir))
     if as_json:
@@ -274,8 +282,8 @@ def show_master_key(data_dir: str | None, as_json: bool) -> None:
     where = answer["file"] or answer["from"]
     click.echo(f"Master key {answer['master_key_id']}, from {where}.")
     if answer["former_master_key_ids"]:
-        click.echo(f"Former ones beside it: {', '.join(answer['former_master_key_ids'])}.")
-    seals = "" if answer["encryption"] else " Encryption is off: what comes is stored plain."
+        click.echo(f"Former ones: {', '.join(answer['former_master_key_ids'])}.")
+    seals = "" if answer["encryption"] else " Encryption is off; new messages are stored plain."
     click.echo(f"Data keys: {answer['data_keys']:,}.{seals}")
     for row in answer["data_keys_newest"]:
         click.echo(_data_key_line(row, answer))
@@ -297,22 +305,26 @@ def _data_key_line(row: dict[str, Any], answer: dict[str, Any]) -> str:
     "--new-key-file",
     type=click.Path(path_type=Path),
     default=None,
-    help=f"A file whose first key is the new one. (env {NEW_KEY_VARIABLE}: the key itself)",
+    help=f"A file whose first key is the new one. (env {NEW_KEY_VARIABLE}, with the key itself)",
 )
 @data_dir_option
 @json_option
 def rotate_master_key(new_key_file: Path | None, data_dir: str | None, as_json: bool) -> None:
-    """Wrap the running broker's data keys under another master key.
+    """Encrypt the running broker's data keys with another master key.
 
-    Where the broker has its key from a file, the new one is made there, unless it is given, in
-    front of the old one; both stay in the file, because backups of before need the old one: take
-    it out when there are none any more. Messages are not written anew, and nothing waits.
+    Messages are not rewritten, and nothing has to wait.
 
-    Where it has its key from TOCSIN_MASTER_KEY, give the new one, and put it there for the next
-    start: the new one, a comma, the old one. From a provider, it asks that which key it uses now.
+    If the broker reads its key from a file, the new key is written there in front of the old one.
+    The broker makes it, unless you give one. The old key stays in the file, because earlier backups
+    need it. Remove it when you have no such backup any more.
 
-    Where several gateways share a store, give the new one, after you have put it behind the old one
-    into the file or the environment of each: while one that is there lacks it, this is refused.
+    If the broker reads its key from TOCSIN_MASTER_KEY, give the new key. Before the next start, set
+    the variable to the new key, a comma, and the old key. If the broker has its key from a
+    provider, it asks the provider for the current key.
+
+    If several gateways share a store, first put the new key behind the old one into the file or the
+    environment of each gateway. Then give it here. While a running gateway does not have it, the
+    command is refused.
 
     \b
     Examples:
@@ -328,13 +340,15 @@ def rotate_master_key(new_key_file: Path | None, data_dir: str | None, as_json: 
         click.echo(to_json(answer))
         return
     click.echo(
-        f"Wrapped under the master key {answer['master_key_id']} now, before "
-        f"{answer['master_key_id_before']}: {plural(answer['data_keys'], 'data key')}."
+        f"The master key {answer['master_key_id']} now encrypts "
+        f"{plural(answer['data_keys'], 'data key')}, instead of {answer['master_key_id_before']}."
     )
     if answer["file"] is not None:
-        click.echo(f"{answer['file']} has both: copy it, and keep the old one for older backups.")
+        click.echo(
+            f"{answer['file']} has both keys. Copy it, and keep the old key for older backups."
+        )
     elif new is not None:
-        click.echo("Before the next start, put the new key first into TOCSIN_MASTER_KEY.")
+        click.echo("Before the next start, put the new key first in TOCSIN_MASTER_KEY.")
 
 
 for _command in (

@@ -1,5 +1,5 @@
-"""`tocsin admin doctor`, `provision`, `set-replicas` and `forget-server`: the Redis or Valkey of a
-broker."""
+"""`tocsin admin doctor`, `provision`, `set-replicas` and `forget-server`, which check and change
+the Redis or Valkey of a broker."""
 
 import asyncio
 import secrets
@@ -26,30 +26,31 @@ from storage.redis.target import Target
 T = TypeVar("T")
 REPLICAS_MAX: Final = 16
 ANSWERS_S: Final = 2.0
-"""In which a server that is there takes a connection."""
+"""Time in which a running server accepts a connection."""
 
 storage_option: Final = click.option(
     "--storage",
     default=None,
     metavar="TEXT",
-    help="Where it is, as for tocsin serve. (env TOCSIN_STORAGE)",
+    help="The URL of the store, as for tocsin serve. (env TOCSIN_STORAGE)",
 )
 cluster_option: Final = click.option(
     "--cluster",
     default=None,
     metavar="NAME",
-    help="Only this one of several storage clusters, as its URL calls it.",
+    help="Use only this one of several storage clusters. NAME is the one in its URL.",
 )
 replicas_option: Final = click.option(
     "--replicas",
     type=click.IntRange(0, REPLICAS_MAX),
     required=True,
-    help="How many replicas of each primary could be elected.",
+    help="Number of replicas of each primary that may be elected.",
 )
 
 
 def _targets(text: str | None, cluster: str | None) -> list[Target]:
-    """None at all: it is the embedded store. What is wrong ends the command."""
+    """Return the storage clusters of the setting, or the one of this name; none for the embedded
+    store. A wrong setting or name ends the command."""
     storage = settings_of(("TOCSIN_STORAGE",), {"storage": text}).storage
     if storage == SQLITE:
         return []
@@ -57,7 +58,7 @@ def _targets(text: str | None, cluster: str | None) -> list[Target]:
     found = [target for target in targets if cluster in (None, target.cluster)]
     if not found:
         names = ", ".join(target.cluster for target in targets)
-        raise click.UsageError(f"There is no storage cluster {cluster}; there are {names}.")
+        raise click.UsageError(f"There is no storage cluster {cluster}. Name one of: {names}.")
     return found
 
 
@@ -65,7 +66,7 @@ def _shared_targets(text: str | None, cluster: str | None) -> list[Target]:
     targets = _targets(text, cluster)
     if not targets:
         raise click.UsageError(
-            "There is nothing to do for the store in the data folder; name another one by "
+            "This command does nothing for the store in a data folder. Name another store with "
             "--storage or TOCSIN_STORAGE."
         )
     return targets
@@ -83,10 +84,10 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 @cluster_option
 @json_option
 def doctor(storage: str | None, cluster: str | None, as_json: bool) -> None:
-    """Say whether the store's servers keep what is promised.
+    """Check whether the store's servers keep the broker's promises.
 
-    Asks each of them for its settings, which a broker does before it starts, and whether all
-    copies are there. Ends with 1 when something breaks a promise.
+    Checks the settings of each server, as a broker does before it starts, and whether all copies
+    exist. The exit code is 1 if a promise is broken.
 
     \b
     Examples:
@@ -95,8 +96,8 @@ def doctor(storage: str | None, cluster: str | None, as_json: bool) -> None:
     """
     targets = _targets(storage, cluster)
     if not targets:
-        message = "The store in the data folder is checked at each start; `tocsin admin verify` "
-        click.echo(to_json({}) if as_json else message + "reads all of it.")
+        message = "The store in the data folder is checked at each start. To read all of it, use "
+        click.echo(to_json({}) if as_json else message + "`tocsin admin verify`.")
         return
     shards: list[dict[str, object]] = []
     all_well = True
@@ -124,7 +125,7 @@ def doctor(storage: str | None, cluster: str | None, as_json: bool) -> None:
 def _print_all(target: Target, found: list[ExaminedShard], *, is_well: bool) -> None:
     for one in found:
         _print_shard(one)
-    verdict = "keeps what is promised" if is_well else "does NOT keep what is promised"
+    verdict = "keeps the promises" if is_well else "does NOT keep the promises"
     click.echo(f"{target.shown} {verdict}.")
 
 
@@ -153,7 +154,10 @@ def _print_shard(found: ExaminedShard) -> None:
         for problem in one.problems:
             click.echo(f"  BROKEN  {problem}")
     if found.incarnation is None:
-        click.echo("  BROKEN  no incarnation: it was emptied, or `tocsin admin provision` is to do")
+        click.echo(
+            "  BROKEN  no incarnation: it was emptied, or never provisioned. If it is a new store, "
+            "run `tocsin admin provision`"
+        )
     else:
         click.echo(f"  incarnation {found.incarnation}, {found.replicas} replicas")
     for doubt in found.doubts:
@@ -167,9 +171,9 @@ def _print_shard(found: ExaminedShard) -> None:
 def provision(storage: str | None, cluster: str | None, replicas: int) -> None:
     """Make empty servers a store of this broker, once, and load its functions.
 
-    Where the broker's own user may not load functions, run this with the admin's user, and again
-    with each new version before it starts: on a store that is ours it changes nothing else. Of
-    several storage clusters each is made one; the first has the catalog.
+    If the broker's own user may not load functions, run this with the admin's user, and again with
+    each new version before it starts. On an existing store it only loads the functions. Of several
+    storage clusters, each becomes a store, and the first one gets the catalog.
 
     \b
     Examples:
@@ -189,7 +193,7 @@ async def _provision(target: Target, replicas: int, *, has_catalog: bool) -> str
     incarnation = next((one.incarnation for one in found if one.incarnation), None)
     incarnation = incarnation or secrets.token_hex(8)
     for part, one in zip(await target.parts(), found, strict=True):
-        # Those that are out are not there to confirm it.
+        # Excluded replicas cannot confirm it.
         await redis_provision.provision(part.settings, incarnation, replicas - len(one.out))
     shard = await open_shard(target, ClusterMark(incarnation=incarnation))
     try:
@@ -201,22 +205,23 @@ async def _provision(target: Target, replicas: int, *, has_catalog: bool) -> str
 
 
 def _check_replicas(found: list[ExaminedShard], replicas: int) -> None:
-    """Before anything is written. Raises Refused: there are more or fewer, with what to do."""
+    """Check the number of replicas, before anything is written. Raises Refused if there are more or
+    fewer, with advice what to do."""
     for one in found:
         place = one.servers[0].place
         known = None if one.replicas is None else one.replicas + len(one.out)
         if known is not None and known != replicas:
             raise Refused(
                 "invalid_request",
-                f"{place} is a store of this broker with {known} replicas already: "
-                f"`tocsin admin set-replicas --replicas {replicas}` changes that",
+                f"{place} is already a store of this broker with {known} replicas. To change the "
+                f"number, use `tocsin admin set-replicas --replicas {replicas}`",
             )
         there = len(one.servers) - 1
         if one.replicas is None and there != replicas:
             raise Refused(
                 "invalid_request",
-                f"{there} replicas are attached to {place}, and --replicas says {replicas}: attach "
-                f"or detach some first, or say --replicas {there}",
+                f"{there} replicas are attached to {place}, but --replicas is {replicas}. Attach "
+                f"or detach some first, or use --replicas {there}",
             )
 
 
@@ -225,16 +230,17 @@ def _check_replicas(found: list[ExaminedShard], replicas: int) -> None:
 @cluster_option
 @replicas_option
 def set_replicas(storage: str | None, cluster: str | None, replicas: int) -> None:
-    """Say how many replicas of each primary could be elected.
+    """Set the number of replicas of each primary that may be elected.
 
-    Raise it before a replica is attached, and lower it when one cannot be elected any more: until
-    then publishing waits for it. The level `all` counts so many copies besides the primary.
+    Raise the number before you attach a replica. Lower it when a replica cannot be elected any
+    more. Until then publishing waits for it. The level `all` waits for this number of copies, in
+    addition to the primary.
 
-    A Sentinel has a replica elected that was away for however long. So the number is lowered only
-    when the Sentinels know no more than that: while the replica is off, lock it out of the others
-    (ACL SETUSER replica-3 off, ACL SAVE), lest they hear of it again, and say SENTINEL RESET to
-    each of them; deploy/redis/README.md has it step by step. A shard of a Cluster that has more
-    replicas attached keeps its number.
+    A Sentinel may elect a replica that was away for any time. So the number can be lowered only
+    when the Sentinels know no more replicas than that. While the replica is off, lock it out of the
+    other servers (ACL SETUSER replica-3 off, ACL SAVE), so that the Sentinels do not learn of it
+    again. Then send SENTINEL RESET to each Sentinel. deploy/redis/README.md shows it step by step.
+    A shard of a Cluster that has more replicas attached keeps its number.
 
     \b
     Examples:
@@ -243,15 +249,15 @@ def set_replicas(storage: str | None, cluster: str | None, replicas: int) -> Non
     targets = _shared_targets(storage, cluster)
     if len(targets) > 1:
         names = ", ".join(target.cluster for target in targets)
-        raise click.UsageError(f"Of which storage cluster? Name it by --cluster: {names}.")
+        raise click.UsageError(f"Name the storage cluster with --cluster, one of: {names}.")
     target = targets[0]
     for note in _run(_set_replicas(target, replicas)):
         click.echo(note, err=True)
-    click.echo(f"{target.shown} has {replicas} replicas of each primary now.")
+    click.echo(f"{target.shown} now has {replicas} replicas of each primary.")
 
 
 async def _set_replicas(target: Target, replicas: int) -> list[str]:
-    """Set the number of replicas, and return what is to be known besides."""
+    """Set the number of replicas, and return notes for the operator."""
     notes = await _check_known_replicas(target, replicas) if target.kind == "sentinel" else []
     parts = await target.parts()
     errors: list[TocsinError] = []
@@ -271,11 +277,12 @@ async def _set_replicas(target: Target, replicas: int) -> list[str]:
 @storage_option
 @cluster_option
 def forget_server(address: str, storage: str | None, cluster: str | None) -> None:
-    """Have a server forgotten that is out and will never be back.
+    """Forget an excluded server that will never come back.
 
-    ADDRESS is its own, as `tocsin admin clusters` shows it: a replica that managers have taken out,
-    and whose machine is gone for good. Before, have no server know its user any more (ACL DELUSER
-    replica-3, ACL SAVE): nobody locks that one out any more, of servers that join later neither.
+    ADDRESS is its own address, as `tocsin admin clusters` shows it. The server is a replica that
+    the managers have excluded, and whose machine is gone for good. First delete its user on all
+    servers (ACL DELUSER replica-3, ACL SAVE), because managers no longer lock it out, also of
+    servers that join later.
 
     \b
     Examples:
@@ -284,26 +291,29 @@ def forget_server(address: str, storage: str | None, cluster: str | None) -> Non
     try:
         host, port = address_of(address)
     except ValueError:
-        raise click.UsageError(f"{address} is no address with a port: HOST:PORT.") from None
+        raise click.UsageError(f"{address} is no address with a port. Give HOST:PORT.") from None
     targets = _shared_targets(storage, cluster)
     place = f"{host}:{port}"
     if _run(_answers(host, port)):
-        raise click.ClickException(f"{place} answers: switch it off for good before.")
+        raise click.ClickException(f"{place} still answers. First switch it off for good.")
     found = [_run(_forget(target, place)) for target in targets]
     if not any(found):
-        raise click.ClickException(f"{place} is none of those that are out; nothing has changed.")
+        raise click.ClickException(
+            f"{place} is not one of the excluded servers, so nothing was changed. `tocsin admin "
+            "clusters` shows them."
+        )
     click.echo(f"{place} is forgotten.")
 
 
 async def _forget(target: Target, place: str) -> bool:
-    """Whether it was one of this cluster's."""
+    """Forget a server, and return whether it was one of this cluster's."""
     parts = await target.parts()
     found = [await redis_provision.forget_server(part.settings, place) for part in parts]
     return any(found)
 
 
 async def _answers(host: str, port: int) -> bool:
-    """Whether anybody listens there."""
+    """Whether a server listens there."""
     try:
         async with asyncio.timeout(ANSWERS_S):
             _, writer = await asyncio.open_connection(host, port)
@@ -314,18 +324,19 @@ async def _answers(host: str, port: int) -> bool:
 
 
 async def _check_known_replicas(target: Target, replicas: int) -> list[str]:
-    """Sentinels that cannot be asked. Raises Refused: one knows more replicas than that."""
+    """Return notes about Sentinels that cannot be asked. Raises Refused if a Sentinel knows more
+    replicas than this number."""
     known = await known_replicas(target.places, target.name, target.reach)
     for place, count in known.items():
         if isinstance(count, int) and count > replicas:
             raise Refused(
                 "invalid_request",
-                f"the Sentinel {place} knows {count} replicas, and may have any of them elected: "
-                "with the one that has gone switched off, and locked out of the others, say "
-                f"SENTINEL RESET {target.name} to each Sentinel, then this again",
+                f"the Sentinel {place} knows {count} replicas, and may elect any of them. Switch "
+                "off the replica that goes, lock it out of the other servers, send SENTINEL RESET "
+                f"{target.name} to each Sentinel, then run this again",
             )
     return [
-        f"not asked, and may know of more replicas: {why}"
+        f"a Sentinel could not be asked, and may know more replicas: {why}"
         for why in known.values()
         if isinstance(why, str)
     ]

@@ -1,4 +1,4 @@
-"""`tocsin admin token`: make, list and revoke API tokens."""
+"""`tocsin admin token`, which makes, lists and revokes API tokens."""
 
 import time
 from typing import Any
@@ -17,9 +17,9 @@ from metadata.rights import RightsError, parse_right
 def token() -> None:
     """Make, list and revoke the tokens that clients present.
 
-    A token has a name, which is who its holder is; rights, which are what the holder may; and an
-    end. To rotate one, make a second one of the same name, give it to the client, and revoke the
-    first: both are good meanwhile, and both are the same client.
+    A token has the name of the client that holds it, the client's rights, and perhaps an end. To
+    rotate a token, make a second one with the same name, give it to the client, and revoke the
+    first. Until then both are good, for the same client.
     """
 
 
@@ -28,7 +28,7 @@ def _lasts_s(_context: click.Context, _option: click.Parameter, text: str | None
         return None
     lasts_s = duration(text)
     if not lasts_s:
-        raise click.BadParameter("a token that is over at once lets nobody in")
+        raise click.BadParameter("must be longer than 0, for example 90d")
     return lasts_s
 
 
@@ -60,34 +60,37 @@ def _limits(_context: click.Context, _option: click.Parameter, text: str) -> str
     required=True,
     callback=_rights,
     metavar="VERBS:QUEUES",
-    help="What its holder may: verbs of publish, consume, read and manage, on queues whose name "
-    "fits the pattern; publish and read also on keys, as in read:feed:user-7. Repeatable.",
+    help="A right of its holder: one or more of publish, consume, read and manage, on queues whose "
+    "name matches the pattern. publish and read can be limited to keys, as in read:feed:user-7. "
+    "Repeatable.",
 )
-@click.option("--tenant", default="default", show_default=True, help="Whose queues.")
+@click.option("--tenant", default="default", show_default=True, help="The tenant of the queues.")
 @click.option(
     "--expires",
     "lasts_s",
     callback=_lasts_s,
     metavar="TIME",
-    help="It ends after so long: 90d, 12h, 30m, 1y. [when it is revoked]",
+    help="Time after which it ends: 90d, 12h, 30m, 1y. [when it is revoked]",
 )
 @click.option(
     "--limits",
     default="",
     callback=_limits,
     metavar="LIMITS",
-    help="What this token may at most, beside what its principal may: connections, requests, "
-    "messages and bytes by time, sessions, in_flight, as in messages=1000/s,sessions=5.",
+    help="Limits of this token, in addition to those of its principal: connections, requests, "
+    "messages and bytes by time, sessions, in_flight. Example: messages=1000/s,sessions=5.",
 )
 @click.option(
     "--certificate",
     metavar="CN",
-    help="Make no token: whoever shows a client certificate of this name is NAME.",
+    help="Make no token. A client with a TLS certificate of this name is NAME.",
 )
 @data_dir_option
 @json_option
 def create(data_dir: str | None, as_json: bool, **wanted: Any) -> None:
-    """Make a token for NAME and print it. It is shown this once: the broker keeps only a hash.
+    """Make a token for NAME and print it.
+
+    It is shown only once, because the broker keeps only a hash of it.
 
     \b
     Examples:
@@ -104,10 +107,10 @@ def create(data_dir: str | None, as_json: bool, **wanted: Any) -> None:
     if as_json:
         click.echo(to_json(answer))
         return
-    # What is not the token goes to stderr: $(…) is the token alone.
+    # Everything but the token goes to stderr, so that $(…) is the token alone.
     click.echo(f"{_line(answer)}", err=True)
     if answer["token"] is not None:
-        click.echo("Keep it now, it is not shown again:", err=True)
+        click.echo("Keep this token now. It is not shown again:", err=True)
         click.echo(answer["token"])
 
 
@@ -115,7 +118,7 @@ def create(data_dir: str | None, as_json: bool, **wanted: Any) -> None:
 @data_dir_option
 @json_option
 def list_tokens(data_dir: str | None, as_json: bool) -> None:
-    """List the tokens: id, name, rights, when they end and when they were used last.
+    """List the tokens: id, name, rights, end and last use.
 
     \b
     Examples:
@@ -130,7 +133,7 @@ def list_tokens(data_dir: str | None, as_json: bool) -> None:
     for one in answer["tokens"]:
         click.echo(_line(one))
     if not answer["tokens"]:
-        click.echo("There are no tokens: tocsin admin token create makes one.")
+        click.echo("There are no tokens. Make one with `tocsin admin token create`.")
 
 
 @token.command()
@@ -138,7 +141,9 @@ def list_tokens(data_dir: str | None, as_json: bool) -> None:
 @data_dir_option
 @json_option
 def revoke(token_id: str, data_dir: str | None, as_json: bool) -> None:
-    """Revoke the token ID: it admits nobody any more, and what it has let in ends within 5 s.
+    """Revoke the token ID.
+
+    It lets in no client any more, and its sessions end within 5 s.
 
     \b
     Examples:

@@ -1,11 +1,13 @@
 """The keys of this broker: the master key, the data keys that it wraps, and the one that seals.
 
-Order is everything here. A data key is durable in the catalog, wrapped, before the first payload
-is sealed under it: a crash never leaves a payload whose key nobody has. A new master key is durable
-in its file, in front of the old one, before the catalog is wrapped under it: whenever the process
-dies, the file holds the key that opens the catalog, and the next start finishes what was begun.
+The order of steps matters. A data key is durable in the catalog, wrapped, before the first payload
+is sealed under it. So a crash never leaves a payload whose key is lost. A new master key is durable
+in its file, in front of the old one, before the data keys of the catalog are wrapped under it. So
+whenever the process dies, the file holds the key that opens the catalog, and the next start
+finishes the rotation.
 
-A data key is wrapped with its id and its master key's id bound to it: none passes for another.
+The id of a data key and that of its master key are bound to the wrapped key, so that none can be
+taken for another.
 """
 
 import asyncio
@@ -57,9 +59,9 @@ SHOWN_MAX: Final = 100
 RETRY_S: Final = (1.0, 60.0)
 """Pause between two tries to make a data key durable, at first and at most."""
 LOOK_S: Final = 5.0
-"""Interval at which a gateway of several reads which master keys its file has."""
+"""Interval at which one of several gateways reads which master keys its file has."""
 OUTDATED_MAX: Final = 100
-"""Number of tries to wrap, when another gateway's data keys or rotation come before."""
+"""Number of tries to wrap, if data keys or a rotation of another gateway come before."""
 
 
 # --- Wrapped data keys ----------------------------------------------------------------------------
@@ -70,7 +72,8 @@ def _bound(key_id: bytes, master_key_id: str) -> bytes:
 
 
 def wrap(master: MasterKey, key_id: bytes, key: bytes, created_unix_ms: int) -> DataKey:
-    """Return a row of the catalog. Raises whatever a key management service raises."""
+    """Wrap a data key, and return its row for the catalog. Raises any error of a key management
+    service."""
     wrapped = master.wrap(key, _bound(key_id, master.key_id))
     return DataKey(
         key_id=key_id,
@@ -81,8 +84,8 @@ def wrap(master: MasterKey, key_id: bytes, key: bytes, created_unix_ms: int) -> 
 
 
 def unwrap(row: DataKey, master: MasterKey) -> bytes:
-    """Return the data key of a row. Raises ValueError: it is not wrapped under this master key;
-    Refused: nobody can say."""
+    """Return the data key of a row. Raises ValueError if it is not wrapped under this master key,
+    and Refused if a key management service does not answer."""
     try:
         return master.unwrap(row.wrapped, _bound(row.key_id, row.master_key_id))
     except ValueError:
@@ -90,12 +93,14 @@ def unwrap(row: DataKey, master: MasterKey) -> bytes:
     except Exception as error:  # a key management service that does not answer
         raise Refused(
             "storage_unavailable",
-            f"the master key {row.master_key_id} cannot be asked ({type(error).__name__}: {error})",
+            f"the master key {row.master_key_id} cannot be used, because its provider failed "
+            f"({type(error).__name__}: {error})",
         ) from error
 
 
 def rewrap(rows: Sequence[DataKey], source: Source, key: MasterKey) -> list[DataKey]:
-    """Return the rows, wrapped under `key`. Raises Refused(storage_unavailable): one cannot be."""
+    """Return the rows, wrapped under `key`. Raises Refused(storage_unavailable) if one cannot be
+    wrapped."""
     fresh = []
     for row in rows:
         old = source.find(row.master_key_id)
@@ -108,33 +113,33 @@ def rewrap(rows: Sequence[DataKey], source: Source, key: MasterKey) -> list[Data
         if not is_right:
             raise Refused(
                 "storage_unavailable",
-                f"the data key {row.key_id.hex()} cannot be wrapped anew: nothing was changed",
+                f"the data key {row.key_id.hex()} cannot be wrapped anew, so nothing was changed",
             )
         fresh.append(new)
     return fresh
 
 
 def open_key(row: DataKey | None, key_id: bytes, source: Source) -> bytes:
-    """Return the data key of this id, of which the catalog has this row. Raises like
-    `push.storage_port.Sealer.unseal` does."""
+    """Return the data key of this id, from its row in the catalog. Raises like
+    `push.storage_port.Sealer.unseal`."""
     if row is None:
-        raise RecordDamaged(f"its data key {key_id.hex()} is not known")
+        raise RecordDamaged(f"its data key {key_id.hex()} is unknown")
     master = source.find(row.master_key_id)
     try:
         key = unwrap(row, master) if master is not None else b""
     except ValueError:
         key = b""
     if len(key) != DATA_KEY_BYTES:
-        raise RecordDamaged(f"its data key {key_id.hex()} does not unwrap")
+        raise RecordDamaged(f"its data key {key_id.hex()} cannot be unwrapped")
     return key
 
 
 def check_master_key(rows: Sequence[DataKey], source: Source) -> None:
-    """Check that this master key opens the catalog's data keys: with a wrong one, every record
+    """Check that this master key opens the catalog's data keys. With a wrong one, every record
     would be taken for damaged.
 
     Raises:
-        Refused: storage_unavailable: it is another one, or cannot be reading.
+        Refused: storage_unavailable, if it is another one, or its provider does not answer.
     """
     newest = max(rows, key=lambda row: row.created_unix_ms)
     master = source.find(newest.master_key_id)
@@ -145,17 +150,18 @@ def check_master_key(rows: Sequence[DataKey], source: Source) -> None:
         pass
     raise Refused(
         "storage_unavailable",
-        f"the data is sealed under the master key {newest.master_key_id}, and {source} is another "
-        "one: give the right one with TOCSIN_MASTER_KEY_FILE or TOCSIN_MASTER_KEY; nothing was "
-        "changed",
+        f"the data is encrypted under the master key {newest.master_key_id}, but {source} is "
+        "another one. Give the right one with TOCSIN_MASTER_KEY_FILE or TOCSIN_MASTER_KEY. Nothing "
+        "was changed",
     )
 
 
 def opener(wanted: MasterKeySettings) -> Callable[[Sequence[DataKey]], RecordSealer | None]:
-    """Return a function that opens payloads of files at rest under the data keys of a catalog. It
-    returns None if no master key was named and the one in the default file is missing or another.
+    """Return a function that makes a sealer, which opens payloads of files at rest under the data
+    keys of a catalog. The function returns None if no master key was named, and the default file is
+    missing or has another one.
 
-    It raises Refused(storage_unavailable): the master key that was named is not the right one.
+    It raises Refused(storage_unavailable) if the master key that was named is not the right one.
     """
     default = default_master_key_file(os.environ)
 
@@ -184,11 +190,11 @@ class Rotated(msgspec.Struct, frozen=True, kw_only=True):
     data_keys: int
     """Number of data keys that are wrapped under the new one."""
     file: str | None
-    """File that has it; None: it has to be put where the next start finds it."""
+    """File that has the new key; None: the operator must put it where the next start finds it."""
 
 
 class Keyring:
-    """Keys of a broker. Made by `open`."""
+    """Keys of a broker. `open` makes it."""
 
     def __init__(
         self, data_keys: DataKeys, source: Source, find_again: Callable[[], Source]
@@ -204,7 +210,7 @@ class Keyring:
         self._maker: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pending_key: tuple[bytes, bytes, int] | None = None
-        """(id, key, time) of a data key that the catalog was given, and has not confirmed."""
+        """(id, key, unix milliseconds) of a new data key that the catalog has not confirmed."""
         self._closed = False
         self._is_shared = data_keys.refresh is not None
         self._report = report_of(source)
@@ -219,12 +225,12 @@ class Keyring:
     async def open(
         cls, master_key: MasterKeySettings, data_keys: DataKeys, *, seals: bool
     ) -> "Keyring | None":
-        """Open the keys of a catalog, with a fresh data key where it `seals`; None: it does not,
-        and nothing was ever sealed here.
+        """Open the keys of a catalog, and make a fresh data key if the broker `seals`. None: it
+        does not seal, and never has.
 
         Raises:
-            Refused: storage_unavailable: the master key cannot be had, or is not the one that the
-                catalog's keys are wrapped under; a sentence that says what to do.
+            Refused: storage_unavailable, with what to do, if the master key cannot be had, or is
+                not the one under which the catalog's keys are wrapped.
         """
         rows = data_keys.all()
         if not seals and not rows:
@@ -250,20 +256,21 @@ class Keyring:
         return ring
 
     def guard(self, data_keys: DataKeys) -> None:
-        """Reach the catalog by these data keys from now on: the same ones, behind deadlines. A
-        catalog that stalls then holds up neither the next data key for ever nor a rotation."""
+        """Use these data keys from now on, which are the same ones behind deadlines. So a catalog
+        that stalls does not block the next data key, or a rotation, for ever."""
         self._data_keys = data_keys
         data_keys.on_learned(self._on_learned)
 
     def set_others(self, others: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
-        """Work beside other gateways: `others` returns the report of each. From now on `report`
-        says what this gateway's file has."""
+        """Work with other gateways. `others` returns the report of each. From now on `report` says
+        which keys this gateway's file has."""
         self._others = others
         if self._source.path is not None:
             self._watcher = asyncio.create_task(self._watch())
 
     def report(self) -> str:
-        """Return which master keys a start of this gateway would find, for the other gateways."""
+        """Return the master keys that a start of this gateway would find, for the other
+        gateways."""
         return self._report
 
     async def _watch(self) -> None:
@@ -279,15 +286,15 @@ class Keyring:
             await asyncio.sleep(LOOK_S)
 
     def _on_learned(self, rows: Sequence[DataKey]) -> None:
-        """Follow another gateway, which has made a data key or has put all under another master
-        key."""
+        """Follow another gateway, which has made a data key, or has wrapped all of them under
+        another master key."""
         try:
             self._source = with_current(self._source, in_use(self._data_keys.all(), self._source))
         except Refused as error:
             logger.error("%s", error.detail)
 
     async def close(self) -> None:
-        """Make no more keys; a rotation is finished first."""
+        """Stop making keys. A rotation under way is finished first."""
         self._closed = True
         if self._under_way:
             await asyncio.wait(self._under_way)
@@ -303,17 +310,21 @@ class Keyring:
     # --- Data keys -------------------------------------------------------------------------------
 
     def _open_key(self, key_id: bytes) -> bytes:
-        """Return a data key, for the sealer. In any thread."""
+        """Return a data key, for the sealer. It may be called in any thread."""
         row = self._data_keys.find(key_id)
         if self._data_keys.refresh is not None:
             row = self._shared_row(key_id, row)
         return open_key(row, key_id, self._source)
 
     def _shared_row(self, key_id: bytes, row: DataKey | None) -> DataKey | None:
-        """Return the row that the gateways that share the catalog have by now. If one of them has
-        made it since, or has put it under another master key, nothing is damaged.
+        """Return the newest row of a data key. Another gateway that shares the catalog may have
+        made it, or wrapped it under another master key, since this gateway read it; then the record
+        is not damaged.
 
-        Raises Refused(storage_unavailable): nobody can say."""
+        Raises:
+            Refused: storage_unavailable, if the catalog cannot be read, or its master key is not
+                here.
+        """
         if row is None:
             row = self._read_row(key_id)
         if row is not None and self._source.find(row.master_key_id) is None:
@@ -321,8 +332,9 @@ class Keyring:
             if fresh.find(row.master_key_id) is None:
                 raise Refused(
                     "storage_unavailable",
-                    f"another gateway has wrapped the data keys under {row.master_key_id}, and "
-                    f"{fresh} does not have that master key: give it to this gateway, too",
+                    "another gateway has wrapped the data keys under the master key "
+                    f"{row.master_key_id}, which {fresh} does not have. Give it to this gateway "
+                    "too",
                 )
             self._source = with_found(self._source, fresh)
         return row
@@ -330,7 +342,7 @@ class Keyring:
     def _read_row(self, key_id: bytes) -> DataKey | None:
         refresh = self._data_keys.refresh
         if refresh is None or threading.get_ident() == self._thread:
-            return None  # the loop cannot wait for itself: whoever asks again is told
+            return None  # the loop cannot wait for itself; a caller in another thread can
         reading = asyncio.run_coroutine_threadsafe(refresh(), self._loop)
         try:
             reading.result(limits.METADATA_DEADLINE_S)
@@ -341,9 +353,10 @@ class Keyring:
         return self._data_keys.find(key_id)
 
     async def _add_key(self) -> tuple[bytes, bytes]:
-        """Make a data key, durable when this returns: (id, key)."""
+        """Make a data key, which is durable when this returns. Returns (id, key)."""
         async with self._one_at_a_time:
-            # What may have been written is tried again: a rotation leaves out what it knows not.
+            # A key that may have been written is tried again. A rotation does not know it, and
+            # would leave it out.
             pending = self._pending_key = self._pending_key or (
                 secrets.token_bytes(KEY_ID_BYTES),
                 secrets.token_bytes(DATA_KEY_BYTES),
@@ -358,11 +371,16 @@ class Keyring:
                     await self._data_keys.put([row], partial(self._is_under, master, source))
                     self._pending_key = None
                     return pending[0], pending[1]
-            raise Refused("storage_unavailable", "others rotate the master key all the time")
+            raise Refused(
+                "storage_unavailable",
+                "other gateways keep rotating the master key, so no data key could be made: try "
+                "again",
+            )
 
     def _is_under(self, master: MasterKey, source: Source, known: list[DataKey]) -> bool:
-        """Whether this is the master key to wrap under. Another gateway's rotation would else leave
-        out what is wrapped under the one before. Raises Refused: the catalog's is not here."""
+        """Whether this is still the master key to wrap under. Otherwise a rotation by another
+        gateway would leave out a key that is wrapped under the former one. Raises Refused if the
+        catalog's master key is not here."""
         return not self._is_shared or in_use(known, source).key_id == master.key_id
 
     def _on_running_low(self) -> None:
@@ -375,10 +393,10 @@ class Keyring:
         try:
             self._loop.call_soon_threadsafe(what)
         except RuntimeError:
-            return  # the loop is closed: nothing more is sealed
+            return  # the loop is closed, so nothing more is sealed
 
     def _arm(self) -> None:
-        """Have a successor made before the time is over of a data key that has begun to seal."""
+        """Have a successor made before the time of the data key that has begun to seal is over."""
         if self._timer is not None:
             self._timer.cancel()
         if not self._closed:
@@ -399,7 +417,7 @@ class Keyring:
             try:
                 self.sealer.put_successor(*await self._add_key())
             except Exception as error:  # also what a key management service raises
-                logger.warning("a new data key could not be made, trying on: %s", error)
+                logger.warning("a new data key could not be made, trying again: %s", error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, pause_s_max)
             else:
@@ -408,8 +426,8 @@ class Keyring:
     # --- The master key --------------------------------------------------------------------------
 
     async def rotate(self, new: bytes | None) -> Rotated:
-        """Rotate the master key (`_rotate`): one rotation after another, and each to its end,
-        whatever becomes of the caller."""
+        """Rotate the master key (`_rotate`). Rotations run one after another, and each to its end,
+        even if its caller is cancelled."""
 
         async def in_turn() -> Rotated:
             async with self._rotations:
@@ -421,18 +439,24 @@ class Keyring:
         return await asyncio.shield(task)
 
     async def _rotate(self, new: bytes | None) -> Rotated:
-        """Wrap all data keys under another master key, in one transaction: `new`, else a random one
-        for a file, or what the provider answers now. Nothing that is under way waits for it.
+        """Wrap all data keys under another master key, in one transaction. The key is `new`, else a
+        random one if keys come from a file, or the current one of the provider. Publishing and
+        delivering do not wait for it.
 
         Raises:
-            Refused: invalid_request: it cannot be done so, with what to do; storage_unavailable:
-                the catalog did not take it, and what was wrapped stays as it was;
-                metadata_unavailable: it has not answered: either key may be needed.
+            Refused: invalid_request, with what to do, if it cannot be done so;
+                storage_unavailable, if the catalog did not take it, and the data keys stay as they
+                were; metadata_unavailable, if the catalog has not answered, so that either master
+                key may be needed.
         """
         source = self._source
         if source.kind == "provider":
             if new is not None:
-                raise Refused("invalid_request", "the master key is the provider's: give none")
+                raise Refused(
+                    "invalid_request",
+                    "the master key comes from TOCSIN_MASTER_KEY_PROVIDER: rotate it there, then "
+                    "run this without a key",
+                )
             key = await asyncio.to_thread(load_provider, source.provider)
             await self._check_others(key)
             return await self._change_to(key)
@@ -441,13 +465,13 @@ class Keyring:
         if source.path is None and new is None:
             raise Refused(
                 "invalid_request",
-                "this broker has its master key from TOCSIN_MASTER_KEY: name a file with the new "
-                "one, and put it into TOCSIN_MASTER_KEY, before the old one, for the next start",
+                "this broker has its master key from TOCSIN_MASTER_KEY. Name a file with the new "
+                "key, and put it into TOCSIN_MASTER_KEY, before the old one, for the next start",
             )
         raw = new if new is not None else secrets.token_bytes(MASTER_KEY_BYTES)
         local = LocalMasterKey(raw)
         if local.key_id == source.current.key_id:
-            raise Refused("invalid_request", "this is the master key that is in use")
+            raise Refused("invalid_request", "this master key is already in use: give another one")
         if self._is_shared and source.path is None:
             check_known_to_all({"this gateway": self._report}, local, "")
         await self._check_others(local)
@@ -456,17 +480,20 @@ class Keyring:
         return await self._change_to(local)
 
     async def _check_others(self, key: MasterKey) -> None:
-        """Check that the other gateways have a master key. Raises Refused: invalid_request: one
-        that is there lacks it; metadata_unavailable: nobody can say."""
+        """Check that the other gateways have a master key. Raises Refused: invalid_request if a
+        running one lacks it, metadata_unavailable if their reports are not known."""
         if self._others is not None:
             check_known_to_all(await self._others(), key, self._source.provider)
         elif self._is_shared:
-            raise Refused("metadata_unavailable", "the other gateways have not been heard of yet")
+            raise Refused(
+                "metadata_unavailable",
+                "the other gateways have not reported their master keys yet: try again",
+            )
 
     async def _change_to(self, key: MasterKey) -> Rotated:
         before = self._source.current.key_id
         count = await self._rewrap(key)
-        logger.info("%d data keys are wrapped under the master key %s now", count, key.key_id)
+        logger.info("%d data keys are now wrapped under the master key %s", count, key.key_id)
         path = self._source.path
         return Rotated(
             master_key_id=key.key_id,
@@ -476,25 +503,29 @@ class Keyring:
         )
 
     async def _rewrap(self, key: MasterKey) -> int:
-        """Wrap every data key under `key`, which is the master key when this returns."""
+        """Wrap every data key under `key`, which is the master key in use when this returns.
+        Returns the number of data keys."""
         async with self._one_at_a_time:
             for _ in range(OUTDATED_MAX):
                 source, known = self._source, self._data_keys.all()
                 if self._pending_key is not None:
                     known.append(await asyncio.to_thread(wrap, source.current, *self._pending_key))
                 rows = await asyncio.to_thread(rewrap, known, source, key)
-                # Other threads open data keys meanwhile: none may find a row before its master
-                # key, or a sound record is taken for a damaged one (P13). It stays known also where
-                # nobody can say whether they were written.
+                # Other threads open data keys meanwhile. None may find a row before its master key
+                # is known, or it takes a sound record for a damaged one (P13). The key stays known
+                # even if the outcome of the write is unknown.
                 self._source = replace(source, former=[key, *source.former])
-                with suppress(Outdated):  # another gateway made one: it would be left out
+                with suppress(Outdated):  # another gateway made a key, which would be left out
                     await self._data_keys.put(rows, partial(covers, rows))
                     self._source = with_current(self._source, key)
                     return len(rows)
-            raise Refused("storage_unavailable", "others change the data keys all the time")
+            raise Refused(
+                "storage_unavailable",
+                "other gateways keep changing the data keys, so nothing was changed: try again",
+            )
 
     def describe(self) -> dict[str, object]:
-        """Describe the keys for `tocsin admin master-key show`: no key is in it."""
+        """Describe the keys for `tocsin admin master-key show`, without any secret."""
         rows, source = self._data_keys.all(), self._source
         current = self.sealer.current
         shown = [

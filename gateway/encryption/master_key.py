@@ -1,12 +1,12 @@
-"""The master key: it wraps data keys and nothing else, and is never where the data is.
+"""The master key, which wraps only data keys, and is stored apart from the data.
 
-`MasterKey` is the interface for a key management service: TOCSIN_MASTER_KEY_PROVIDER names a
+`MasterKey` is the interface for a key management service. TOCSIN_MASTER_KEY_PROVIDER names a
 factory of such objects, package.module:factory, which is called without arguments and returns the
-key to use. Else the key is 32 bytes in the environment or in a file (`find_source`).
+key to use. Otherwise the key is 32 bytes in the environment or in a file (`find_source`).
 
-A file has one key a line, as hex or base64. The first is in use, those behind it are former ones;
-lines that begin with # are remarks. A file is only ever replaced as a whole and durably, so that a
-reader finds all that was in it or all that is in it now.
+A file has one key per line, as hex or base64. The first one is in use, the others are former ones.
+Lines that begin with # are comments. A file is only ever replaced as a whole and durably, so that a
+reader finds either its old contents or its new ones.
 """
 
 import base64
@@ -46,20 +46,20 @@ _REMARK: Final = (
 
 class MasterKey(Protocol):
     """A key that wraps keys, perhaps of a key management service. Calls may block for seconds, come
-    from several threads, and raise anything when the service does not answer."""
+    from several threads, and raise any error when the service does not answer."""
 
     @property
     def key_id(self) -> str:
-        """Name of the key, also in logs. Another key has another name."""
+        """Name of the key, which is also logged. Another key has another name."""
 
     def wrap(self, plain: bytes, aad: bytes) -> bytes:
-        """Encrypt 32 bytes; `aad` is bound to them and is given to `unwrap` again."""
+        """Encrypt 32 bytes. `aad` is bound to them, and `unwrap` needs it again."""
 
     def unwrap(self, wrapped: bytes, aad: bytes) -> bytes:
-        """Return what `wrap` was given, also by an earlier version of this key.
+        """Return the plain bytes of `wrapped`, even if an earlier version of this key wrapped them.
 
         Raises:
-            ValueError: wrapped under another key, with other `aad`, or changed since.
+            ValueError: it was wrapped under another key or with other `aad`, or changed since.
         """
 
 
@@ -68,7 +68,7 @@ class LocalMasterKey:
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
-        # Of a random key, a digest tells nothing.
+        # The digest of a random key reveals nothing about it.
         self.key_id = hashlib.sha256(b"tocsin master key\0" + key).hexdigest()[: 2 * _ID_BYTES]
 
     def wrap(self, plain: bytes, aad: bytes) -> bytes:
@@ -88,15 +88,15 @@ class LocalMasterKey:
 
 
 def default_master_key_file(environ: Mapping[str, str]) -> Path:
-    """Return `$XDG_CONFIG_HOME/tocsin/master.key`, else `~/.config/tocsin/master.key`: not where
-    the data is, so that a disk or a backup of the data does not contain the key."""
+    """Return `$XDG_CONFIG_HOME/tocsin/master.key`, else `~/.config/tocsin/master.key`. The file is
+    apart from the data, so that a disk or a backup of the data does not contain the key."""
     base = environ.get("XDG_CONFIG_HOME", "")
     root = Path(base) if base.startswith("/") else Path.home() / ".config"
     return root / "tocsin" / "master.key"
 
 
 def parse_keys(text: str) -> tuple[bytes, ...]:
-    """Parse keys of 32 bytes separated by commas, each as hex or base64; the first is in use.
+    """Parse keys of 32 bytes, separated by commas, each as hex or base64. The first one is in use.
     Raises ValueError."""
     return tuple(_parse_key(part.strip()) for part in text.split(","))
 
@@ -113,71 +113,73 @@ def read_keys(path: Path) -> list[bytes]:
     """Read the keys of a file, the one in use first.
 
     Raises:
-        Refused: storage_unavailable: there is none, or it cannot be read; no key is in the text.
+        Refused: storage_unavailable, if the file is missing, unreadable or has no valid keys. The
+            text contains no key.
     """
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
         raise _unusable(
             path,
-            "is not there. Put it back, or name where it is: TOCSIN_MASTER_KEY_FILE or "
+            "does not exist. Put the file back, or give the key with TOCSIN_MASTER_KEY_FILE or "
             "TOCSIN_MASTER_KEY",
         ) from None
     except OSError as error:
         raise _unusable(path, f"cannot be read: {error.strerror}") from None
     if len(raw) > FILE_BYTES_MAX:
-        raise _unusable(path, "is too large to be one")
+        raise _unusable(path, f"is too large: a key file has at most {FILE_BYTES_MAX} bytes")
     lines = [line.strip() for line in raw.decode("utf-8-sig", errors="replace").splitlines()]
     texts = [line for line in lines if line and not line.startswith("#")]
     try:
         keys = [key for text in texts for key in parse_keys(text)]
     except ValueError:
-        raise _unusable(path, "is damaged: each line is 32 bytes as hex or base64") from None
+        raise _unusable(path, "is damaged: each line must be 32 bytes as hex or base64") from None
     if not keys:
-        raise _unusable(path, "has no key in it")
+        raise _unusable(path, "has no key in it: put one line of 32 bytes as hex or base64 into it")
     return keys
 
 
 def parse_new_key(text: str) -> bytes:
-    """Parse the one key of a text. Raises Refused(invalid_request); no key is in its text."""
+    """Parse a text with one key. Raises Refused(invalid_request), whose text contains no key."""
     try:
         (key,) = parse_keys(text.strip())
     except ValueError:
         raise Refused(
-            "invalid_request", "the new master key is not 32 bytes as hex or base64"
+            "invalid_request", "the new master key must be one key of 32 bytes, as hex or base64"
         ) from None
     return key
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Whether others than its owner may read it."""
+    """Whether other users than its owner may read a file."""
     return bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
 
 
 def generate(path: Path) -> bool:
-    """Make the file with a fresh key, for its owner alone, durably; one that is there is never
+    """Make the file with a fresh key, for its owner alone, durably. An existing file is never
     touched. Returns whether it was made. Raises Refused(storage_unavailable)."""
     if path.exists():
         return False
     try:
         _make_folder(path.parent)
         with _fresh_file(path, [secrets.token_bytes(MASTER_KEY_BYTES)]) as fresh:
-            os.link(fresh, path)  # unlike a rename, it fails where somebody was faster
+            os.link(fresh, path)  # unlike a rename, it fails if another process was faster
         sync_folder(path.parent)
     except FileExistsError:
         return False
     except OSError as error:
         raise _unusable(
             path,
-            f"cannot be made ({error.strerror}): name a file of your own with "
+            f"cannot be made ({error.strerror}). Name a file of your own with "
             "TOCSIN_MASTER_KEY_FILE, or give the key in TOCSIN_MASTER_KEY",
         ) from None
     return True
 
 
 def replace_keys(path: Path, keys: Sequence[bytes]) -> None:
-    """Put these keys in place of what the file has. Raises Refused(invalid_request): it is as it
-    was, or (the folder cannot be fsynced) nobody knows for how long it is as asked."""
+    """Replace the keys of the file by these. Raises Refused(invalid_request) if it could not be
+    written and is unchanged, or if the folder cannot be fsynced, so that a crash may bring the old
+    file back."""
     path = path.resolve()  # a link stays a link
     try:
         with _fresh_file(path, keys) as fresh:
@@ -185,25 +187,27 @@ def replace_keys(path: Path, keys: Sequence[bytes]) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise Refused(
-            "invalid_request", f"{path} cannot be written: {error.strerror}; the key is as it was"
+            "invalid_request",
+            f"{path} cannot be written ({error.strerror}), so the master key was not changed",
         ) from None
 
 
 def put_first(path: Path, raw: bytes, current_id: str) -> None:
-    """Put the new key before those of the file, the one in use (`current_id`) among them, durably.
-    Raises Refused: that one is not there, or the file cannot be written."""
+    """Put the new key before the keys of the file, durably. Raises Refused if the key in use
+    (`current_id`) is not in the file, or if the file cannot be written."""
     keys = read_keys(path)
     if current_id not in [LocalMasterKey(key).key_id for key in keys]:
         raise Refused(
             "invalid_request",
-            f"{path} does not have the master key that is in use ({current_id}): put it back first",
+            f"{path} does not contain the master key in use ({current_id}): put it back first",
         )
     replace_keys(path, [raw, *(key for key in keys if key != raw)])
 
 
 @contextlib.contextmanager
 def _fresh_file(path: Path, keys: Sequence[bytes]) -> Iterator[Path]:
-    """A durable file beside `path`, with these keys; gone in the end unless it was renamed."""
+    """Make a durable file in the folder of `path`, with these keys. It is removed in the end,
+    unless it was renamed."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     text = "\n".join([_REMARK, *(key.hex() for key in keys), ""])
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -237,8 +241,8 @@ Kind = Literal["environment", "file", "generated", "provider"]
 
 @dataclass(slots=True)
 class Source:
-    """Source of the master key. What the catalog has wrapped under one of `former` is
-    wrapped under `current` at the next start."""
+    """Source of the master key. Data keys that are wrapped under one of `former` are wrapped under
+    `current` at the next start, unless several gateways share the catalog."""
 
     kind: Kind
     current: MasterKey
@@ -247,16 +251,16 @@ class Source:
     """Path of the file that it was read from."""
     provider: str = ""
     is_new: bool = False
-    """Whether the file was made just now."""
+    """Whether the file has just been made."""
 
     def find(self, key_id: str) -> MasterKey | None:
-        """Return the key of this id. A service is asked whatever the id: it knows its former
-        keys."""
+        """Return the key of this id; None: it is not known. For any other id than its own, a
+        provider's current key is returned, because the service knows its former keys."""
         other = self.current if self.kind == "provider" else None
         return next((key for key in (self.current, *self.former) if key.key_id == key_id), other)
 
     def __str__(self) -> str:
-        """Write it for a sentence."""
+        """Return the place and the id of the key, for a sentence."""
         where = {
             "environment": "TOCSIN_MASTER_KEY",
             "provider": f"the provider {self.provider}",
@@ -265,13 +269,13 @@ class Source:
 
 
 class MasterKeySettings(NamedTuple):
-    """Settings that say where the key is: one of these, or none."""
+    """Settings of the place of the master key, of which at most one is given."""
 
     keys: tuple[bytes, ...] = ()
-    """The first is in use, the others are former ones."""
+    """The key in use, then the former ones."""
     file: Path | None = None
     provider: str | None = None
-    """package.module:factory"""
+    """Factory of the key, written as package.module:factory."""
 
     @property
     def is_named(self) -> bool:
@@ -280,11 +284,11 @@ class MasterKeySettings(NamedTuple):
 
 
 def find_source(wanted: MasterKeySettings, default: Path, *, may_generate: bool) -> Source:
-    """Find the master key that the settings name; without any, that in the file `default`, which is
-    made where it is missing and `may_generate`. Blocks.
+    """Find the master key that the settings name. If they name none, it is in the file `default`,
+    which is made if it is missing and `may_generate`. Blocks.
 
     Raises:
-        Refused: storage_unavailable: it cannot be had; a sentence that says what to do.
+        Refused: storage_unavailable, with what to do, if the key cannot be had.
     """
     if wanted.provider is not None:
         name = wanted.provider
@@ -308,10 +312,10 @@ def load_provider(name: str) -> MasterKey:
         key: MasterKey = getattr(importlib.import_module(module), factory)()
         wrapped = key.wrap(bytes(MASTER_KEY_BYTES), b"a try")
         works = key.unwrap(wrapped, b"a try") == bytes(MASTER_KEY_BYTES) and bool(key.key_id)
-    except Exception as error:  # it is somebody else's code
+    except Exception as error:  # foreign code may raise anything
         raise _provider_failed(name, f"{type(error).__name__}: {error}") from error
     if not works:
-        raise _provider_failed(name, "what it wraps it does not unwrap")
+        raise _provider_failed(name, "it does not unwrap what it has wrapped, or has no key_id")
     return key
 
 
@@ -323,14 +327,16 @@ def _provider_failed(name: str, why: str) -> Refused:
 
 
 def warn(source: Source) -> None:
-    """Log what an operator has to know about the key."""
+    """Log warnings for the operator about the key."""
     if source.kind == "generated":
         made = "A master key was made in" if source.is_new else "The master key is in"
         logger.warning(
-            "%s %s: without this file the data cannot be read. Keep a copy of it, not with the "
-            "data; named by TOCSIN_MASTER_KEY_FILE, it is not mentioned any more",
+            "%s %s. Without this file the data cannot be read. Keep a copy of it apart from the "
+            "data. To end this warning, name the file in TOCSIN_MASTER_KEY_FILE",
             made,
             source.path,
         )
     if source.path is not None and is_open_to_others(source.path):
-        logger.warning("others may read the master key %s: chmod 600 it", source.path)
+        logger.warning(
+            "other users can read the master key in %s: run chmod 600 on it", source.path
+        )

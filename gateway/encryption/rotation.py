@@ -1,12 +1,12 @@
-"""Master keys where several gateways share a catalog: no step may leave data that one alone can
-read.
+"""Master keys of several gateways that share a catalog. No step may leave data that only one of
+them can read.
 
-    given       a master key is never made at a start: each gateway would make its own
-    in use      is the one that the catalog's data keys are wrapped under. The order in a file or in
-                the environment counts nowhere: gateways that disagree about it would wrap them to
-                and fro
-    reported    each gateway says with its beats which master keys its next start would find;
-                a new one is used when every gateway that is there has it
+    given       a master key is never made at a start, because each gateway would make its own
+    in use      the master key under which the catalog's data keys are wrapped. The order of keys in
+                a file or in the environment does not count, because gateways that disagree about it
+                would wrap the data keys to and fro
+    reported    each gateway reports with its beats which master keys its next start would find; a
+                new key is used only when every running gateway has it
 """
 
 import logging
@@ -23,29 +23,30 @@ from push.errors import Refused
 logger = logging.getLogger("tocsin.encryption")
 
 GIVE_ONE = (
-    "several gateways may share this catalog, and each would make a master key of its own: give "
-    "all of them the same one, in TOCSIN_MASTER_KEY or in a file that TOCSIN_MASTER_KEY_FILE names "
-    "(32 bytes as hex or base64, as `openssl rand -hex 32` prints them), and keep a copy elsewhere"
+    "several gateways may share this catalog, so none of them makes a master key. Give all of them "
+    "the same one, in TOCSIN_MASTER_KEY or in a file that TOCSIN_MASTER_KEY_FILE names (32 bytes "
+    "as hex or base64, such as the output of `openssl rand -hex 32`), and keep a copy elsewhere"
 )
 GIVE_NEW = (
-    "several gateways may share this catalog: put the new master key behind the one in use into "
-    "the file of each gateway (or into TOCSIN_MASTER_KEY, with a comma, and restart it), then name "
-    "it with --new-key-file"
+    "several gateways may share this catalog. Put the new master key behind the one in use into "
+    "the file of each gateway (or into TOCSIN_MASTER_KEY, after a comma, and restart it). Then "
+    "name it with --new-key-file"
 )
 
 
 class MasterKeyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a gateway about its master keys: ids, never a key."""
+    """Report of a gateway about its master keys. It contains ids, never a key."""
 
     ids: list[str]
     provider: str
-    """The factory of a key management service, which knows its former keys; "": it has none."""
+    """The factory of a key management service, which knows its former keys; "": there is none."""
     where: str
     """Host and place of the keys, for people."""
 
 
 def report_of(source: Source | None) -> str:
-    """Return the `MasterKeyReport` of what a start would find now. None: it would find none."""
+    """Return the `MasterKeyReport` about the source that a start would find now. `source` None: it
+    would find no key."""
     if source is None:
         report = MasterKeyReport(ids=[], provider="", where=socket.gethostname())
     else:
@@ -56,9 +57,9 @@ def report_of(source: Source | None) -> str:
 
 
 def gateways_without(reports: Mapping[str, str], key: MasterKey, provider: str) -> list[str]:
-    """Return the gateways, for people, that could not open what is wrapped under this key: they
-    have neither it nor its provider, or do not say so (an earlier version, or one that seals
-    nothing)."""
+    """Return the gateways that could not open data keys under this master key, for people. They
+    have neither the key nor its provider, or do not report it (an earlier version, or one that
+    seals nothing)."""
     found = []
     for gateway, text in sorted(reports.items()):
         try:
@@ -73,23 +74,26 @@ def gateways_without(reports: Mapping[str, str], key: MasterKey, provider: str) 
 
 
 def check_known_to_all(reports: Mapping[str, str], key: MasterKey, provider: str) -> None:
-    """Check that every gateway has a master key. Raises Refused(invalid_request): one that is there
+    """Check that every gateway has a master key. Raises Refused(invalid_request) if a running one
     does not have it."""
     found = gateways_without(reports, key, provider)
     if found:
         raise Refused(
             "invalid_request",
-            f"nothing was changed: the master key {key.key_id} is not known to {'; '.join(found)}. "
-            "Give it to them first, behind the one in use: a file is read again every few seconds, "
-            "the environment at a start",
+            f"nothing was changed, because these gateways do not have the master key {key.key_id}: "
+            f"{'; '.join(found)}. First give it to them, behind the one in use. A file is read "
+            "every few seconds, the environment at a start",
         )
 
 
 def in_use(rows: Iterable[DataKey], source: Source) -> MasterKey:
-    """Return the master key that these data keys are wrapped under, of those that are here; without
-    data keys the first one. Of several, as one of an earlier version may have left them, the first.
+    """Return the master key under which these data keys are wrapped; without data keys the first
+    one of the source. An earlier version may have left data keys under several master keys; then it
+    is the first of these in the source.
 
-    Raises Refused(storage_unavailable): none of them is here."""
+    Raises:
+        Refused: storage_unavailable, if the source has none of them.
+    """
     if source.kind == "provider":
         return source.current
     ids = {row.master_key_id for row in rows}
@@ -99,7 +103,7 @@ def in_use(rows: Iterable[DataKey], source: Source) -> MasterKey:
     raise Refused(
         "storage_unavailable",
         f"the data keys are wrapped under the master key {', '.join(sorted(ids))}, which {source} "
-        "does not have: give it to this gateway, too",
+        "does not have. Give it to this gateway too",
     )
 
 
@@ -110,13 +114,13 @@ def with_current(source: Source, key: MasterKey) -> Source:
 
 
 def with_found(source: Source, found: Source) -> Source:
-    """Return the keys that are known here with those that a start would find now: none is forgotten
-    that may still be needed to open something."""
+    """Return the keys that are known here, and those that a start would find now. None is
+    forgotten, because it may still be needed to open a data key."""
     known = {key.key_id for key in (source.current, *source.former)}
     new = [key for key in (found.current, *found.former) if key.key_id not in known]
     return replace(source, former=[*source.former, *new])
 
 
 def covers(rows: Sequence[DataKey], known: Sequence[DataKey]) -> bool:
-    """Whether all known data keys are among these rows, whatever they are wrapped under."""
+    """Whether all known data keys are among these rows, under any master key."""
     return {row.key_id for row in known} <= {row.key_id for row in rows}

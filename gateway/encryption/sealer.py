@@ -4,13 +4,13 @@ A sealed payload is
 
     version u8 (1), data key's id 8 bytes, nonce 12 bytes, ciphertext and tag (16 bytes)
 
-bound to (its additional data): version, data key's id, queue id, partition number, and the whole
-header as it is stored, which has the record's id and its tenant. Not to its offset, which the
-storage assigns (R9). So a payload that was moved to another record, partition or queue does not
-open there.
+Its additional data are the version, the data key's id, queue id, partition number, and the whole
+header as it is stored, which has the record's id and its tenant. The offset is not among them,
+because the storage assigns it (R9). So a payload that was moved to another record, partition or
+queue does not open there.
 
 Nonces are 12 random bytes (NIST SP 800-38D, 8.2.2), drawn from the operating system, each for one
-record; `push.limits` bounds how many a key is given (8.3).
+record. `push.limits` bounds how many of them a key may use (8.3).
 
 `NackReasons` seals the reasons of nacks like payloads, which they may quote.
 """
@@ -46,7 +46,7 @@ _SEALED: Final = _NONCE + NONCE_BYTES
 _PLACES_MAX: Final = 4096
 _PLACE: Final = struct.Struct("<HI")
 AHEAD: Final = 7 / 8
-"""Part of each bound from which on the successor is made, so that it exists when it is needed."""
+"""Part of each bound at which the successor is made, so that it exists when it is needed."""
 
 
 @lru_cache(_PLACES_MAX)
@@ -57,19 +57,19 @@ def _place(partition: Partition) -> bytes:
 
 @dataclass(slots=True)
 class SealingKey:
-    """A data key that seals, and what it has sealed."""
+    """A data key that seals, and the amounts that it has sealed."""
 
     key_id: bytes
     cipher: AESGCM
     messages: int = 0
     bytes: int = 0
     until: float = 0.0
-    """End by the monotonic clock; set when it begins to seal."""
+    """End of its time, by the monotonic clock. It is set when the key begins to seal."""
     is_announced: bool = False
-    """Whether it was announced that its end comes near."""
+    """Whether `on_running_low` was called for it."""
 
     def has_room(self, messages: int, size: int, now: float) -> bool:
-        """Whether it may seal a record of so many messages and bytes as well."""
+        """Whether it may also seal a record with this number of messages and bytes."""
         return (
             self.messages + messages <= limits.DATA_KEY_MESSAGES_MAX
             and self.bytes + size <= limits.DATA_KEY_BYTES_MAX
@@ -77,7 +77,7 @@ class SealingKey:
         )
 
     def is_running_low(self) -> bool:
-        """Whether it is time for a successor, by what it has sealed."""
+        """Whether it is time for a successor, by the amounts that it has sealed."""
         return (
             self.messages >= AHEAD * limits.DATA_KEY_MESSAGES_MAX
             or self.bytes >= AHEAD * limits.DATA_KEY_BYTES_MAX
@@ -85,19 +85,19 @@ class SealingKey:
 
 
 def _fresh_nonces() -> list[bytes]:
-    """Return random nonces from the operating system, in one call: each call gives up the
+    """Return random nonces from the operating system, in one call, because each call gives up the
     interpreter's lock, and has to get it back from another thread."""
     random = os.urandom(NONCES_AT_ONCE * NONCE_BYTES)
     return [random[at : at + NONCE_BYTES] for at in range(0, len(random), NONCE_BYTES)]
 
 
 class RecordSealer:
-    """`push.storage_port.Sealer`. Until `begin`, payloads are stored as they are and what is sealed
-    is opened: encryption is off.
+    """`push.storage_port.Sealer` with data keys. Until `begin`, encryption is off: payloads are
+    stored as they are, and sealed ones are opened.
 
-    `open_key` gives the bytes of a data key by its id, and raises as Sealer.unseal does.
-    `on_running_low` and `on_succession` are called in the sealing thread: the key's end comes near,
-    and a successor has taken its place.
+    `open_key` returns the bytes of a data key by its id, and raises like Sealer.unseal.
+    `on_running_low` is called when the key's end comes near, and `on_succession` when a successor
+    has taken its place, both in the sealing thread.
     """
 
     def __init__(
@@ -114,19 +114,21 @@ class RecordSealer:
         self._on_succession = on_succession
         self._ciphers: dict[bytes, AESGCM] = {}
         self._lock = Lock()
-        """Several storage clusters seal at once, each in a thread of its own."""
+        """Lock around the state of the keys, because several storage clusters seal at once, each in
+        a thread of its own."""
         self._nonces: list[bytes] = []
-        """Drawn, and given to no record yet."""
+        """Nonces that are drawn, and not used yet."""
         self.current: SealingKey | None = None
         self.successor: SealingKey | None = None
 
     def begin(self, key_id: bytes, key: bytes) -> None:
-        """Seal under this key from now on. It is durable, wrapped."""
+        """Seal under this key from now on. The caller has made it durable, wrapped."""
         self.current = self._sealing_key(key_id, key)
         self.current.until = self._now() + limits.DATA_KEY_S_MAX
 
     def put_successor(self, key_id: bytes, key: bytes) -> None:
-        """Seal under this one when the current one has done its part. It is durable, wrapped."""
+        """Seal under this key when the current one has reached a bound. The caller has made it
+        durable, wrapped."""
         self.successor = self._sealing_key(key_id, key)
 
     def _sealing_key(self, key_id: bytes, key: bytes) -> SealingKey:
@@ -159,7 +161,8 @@ class RecordSealer:
             self._on_running_low()
             raise Refused(
                 "storage_unavailable",
-                "the data key has sealed all that it may, and the catalog has not taken a new one",
+                "the data key has reached its bound, and the catalog has not stored a new one yet: "
+                "try again",
             )
         key.until = self._now() + limits.DATA_KEY_S_MAX
         self.current = key
@@ -170,7 +173,7 @@ class RecordSealer:
         if not is_sealed(sealed):
             if sealed[:1] == b"{":
                 return sealed
-            raise RecordDamaged("its payload is neither plain nor sealed in a form known here")
+            raise RecordDamaged("its payload is neither plain nor sealed in a known form")
         if len(sealed) < _SEALED + TAG_BYTES:
             raise RecordDamaged("its sealed payload is too short")
         key_id = sealed[1:_NONCE]
@@ -181,15 +184,18 @@ class RecordSealer:
         try:
             return cipher.decrypt(sealed[_NONCE:_SEALED], sealed[_SEALED:], bound)
         except InvalidTag:
-            raise RecordDamaged("it does not open: it was changed, or belongs elsewhere") from None
+            raise RecordDamaged(
+                "its payload cannot be opened, because it was changed or belongs elsewhere"
+            ) from None
 
 
 _HEADER: Final = b"reason of a nack"
-"""Data that is bound to a reason, as a record's header to its payload."""
+"""Data that is bound to a reason, like a record's header to its payload."""
 
 
 class _Reason(msgspec.Struct):
-    """A payload begins with "{", or it could not be told from a sealed one."""
+    """A reason as a JSON object, because a plain payload must begin with "{" to be distinct from a
+    sealed one."""
 
     reason: str
 
@@ -198,13 +204,13 @@ _REASON: Final = msgspec.json.Decoder(_Reason)
 
 
 class NackReasons:
-    """Seals and opens the reasons of nacks."""
+    """Seal and open the reasons of nacks."""
 
     def __init__(self, sealer: Sealer = PLAIN) -> None:
         self._sealer = sealer
 
     def seal(self, partition: Partition, reason: str) -> bytes | None:
-        """Return a reason as it is stored. None: nothing can be sealed at the moment, and it is not
+        """Return a reason as it is stored. None: it cannot be sealed at the moment, and is not
         kept."""
         text = msgspec.json.encode(_Reason(reason))
         try:
@@ -213,7 +219,8 @@ class NackReasons:
             return None
 
     async def open(self, partition: Partition, stored: bytes | None) -> str | None:
-        """Return what `seal` was given. None: nothing is stored, or it does not open."""
+        """Return the reason that `seal` has sealed. None: nothing is stored, or it cannot be
+        opened."""
         if stored is None:
             return None
         if self._sealer is PLAIN:
@@ -221,7 +228,7 @@ class NackReasons:
         return await asyncio.to_thread(self._open, partition, stored)  # a key may be waited for
 
     async def at(self, storage: Storage, place: CursorPlace, offset: int) -> str | None:
-        """The reason that is stored with a message; None: there is none."""
+        """Return the reason that is stored with a message; None: there is none."""
         found = await storage.standings(place, offset, offset)
         return await self.open(place.partition, found[0].nack) if found else None
 

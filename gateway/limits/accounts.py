@@ -1,8 +1,8 @@
-"""Accounts: what each name has used of its limits, and for how long that is remembered. Pure.
+"""Accounts, each of which remembers what one name has used of its limits. Pure.
 
-Accounts that nobody holds and that are empty again are forgotten. Beyond a bound the one goes that
-would be empty soonest. A client that invents names, so that another's debt is forgotten, must run
-up more debt under each of them (P9).
+Accounts that have no holder and are empty again are forgotten. Beyond a bound, the account that
+would be empty soonest is forgotten. A client that invents names, so that another's debt is
+forgotten, must run up more debt under each of them (P9).
 
     [An attacker connects from 100,000 addresses: each account owes a hundredth of a second. That of
     the address that owes ten seconds stays.]
@@ -33,7 +33,7 @@ def local_bucket(name: Name, kind: Kind, rate: Rate) -> Bucket:
 
 
 class Account:
-    """Account of one name: what it has used, by kind, and its bounds."""
+    """Account of one name, with what it has used, by kind, and its bounds."""
 
     __slots__ = (
         "_make",
@@ -55,18 +55,18 @@ class Account:
             kind: make(name, kind, rate) for kind, rate in rates.items() if rate is not None
         }
         self.holders = 0
-        """Number of sessions that are charged to it: until they end it is not forgotten."""
+        """Number of sessions that are charged to it. Until they end it is not forgotten."""
         self.sessions = 0
         self.in_flight = 0
         self.is_listed = False
-        """Whether it stands in the list of those that may be forgotten."""
+        """Whether it is in the list of accounts that may be forgotten."""
 
     def empty_at(self) -> float:
-        """Return when nothing of it needs to be remembered, its bounds aside."""
+        """Return the time at which its rates need not be remembered any more."""
         return max((bucket.next_deadline() for bucket in self.buckets.values()), default=0.0)
 
     def change(self, limits: Limits, *, now: float) -> None:
-        """Put other limits in force; what was used stays used."""
+        """Put other limits in force. Used amounts stay used."""
         for kind in KINDS:
             rate: Rate | None = getattr(limits, kind)
             bucket = self.buckets.get(kind)
@@ -87,15 +87,16 @@ class LimitAccounts:
         self._make = make
         self._known: dict[Name, Account] = {}
         self._idle: list[tuple[float, int, Account]] = []
-        """Accounts that nobody holds, by when each was to be empty when it was listed."""
+        """Accounts without a holder, by the time at which each was to be empty when it was
+        listed."""
         self._count = 0
 
     def __len__(self) -> int:
         return len(self._known)
 
     def find(self, claims: Sequence[Claim], *, now: float) -> tuple[Account, ...]:
-        """Find the accounts of these claims, made where there are none. A caller that keeps them
-        for longer than this turn of the loop must hold them."""
+        """Find the accounts of these claims, and make those that do not exist. A caller that keeps
+        them for longer than this turn of the loop must hold them."""
         known = self._known
         if any(name not in known for name, _ in claims):
             self._make_room(now, len(claims))  # for all, before one of them is looked up
@@ -111,12 +112,12 @@ class LimitAccounts:
         return account
 
     def hold(self, accounts: Sequence[Account]) -> None:
-        """Keep these until they are released as often."""
+        """Keep these accounts until they are released as often as they were held."""
         for account in accounts:
             account.holders += 1
 
     def release(self, accounts: Sequence[Account]) -> None:
-        """Release what was held, which may be forgotten then."""
+        """Release these accounts, which may then be forgotten."""
         for account in accounts:
             account.holders -= 1
             if not account.holders and not account.is_listed:
@@ -129,9 +130,9 @@ class LimitAccounts:
         heapq.heappush(self._idle, (empty_at, self._count, account))
 
     def _make_room(self, now: float, count: int) -> None:
-        """Make room for this number of accounts. Each look at an account that had been charged
-        since is paid for by that charge; some are looked at always, so that what is empty does not
-        pile up."""
+        """Make room for this number of accounts. Each look at an account that was charged since it
+        was listed is paid for by that charge. Some are looked at in any case, so that empty
+        accounts do not pile up."""
         looks = 2 * count
         while self._idle:
             is_full = len(self._idle) + count > self._max
@@ -154,11 +155,11 @@ class LimitAccounts:
         assert len(listed) == len(self._idle) <= self._max, "P9"
         for account in self._known.values():
             assert account.is_listed == (id(account) in listed), "P9"
-            assert account.holders or account.is_listed, "P9: nobody would ever forget it"
+            assert account.holders or account.is_listed, "P9: it would never be forgotten"
 
 
 def published_bytes(messages: Sequence[Message]) -> int:
-    """Return the bytes of bodies, keys and headers, as they came."""
+    """Return the number of bytes of bodies, keys and headers, as they came."""
     size = 0
     for message in messages:
         text = message.body_base64

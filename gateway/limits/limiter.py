@@ -64,7 +64,7 @@ class PublishQuota:
     ) -> None:
         self._pour = pour
         self.settings = settings
-        """The queue's, when the quota was made."""
+        """The settings of the queue at the time when the quota was made."""
         self.accounts = accounts if of_queue is None else (*accounts, of_queue)
         self._limits = [account.limits for account in self.accounts]
         self.bounded = [account for account in accounts if account.limits.in_flight is not None]
@@ -72,7 +72,7 @@ class PublishQuota:
         buckets = [account.buckets for account in self.accounts]
         self.messages = [kinds["messages"] for kinds in buckets if "messages" in kinds]
         self.messages_max = min((bucket.rate.burst for bucket in self.messages), default=None)
-        """Number of messages of one publish that are admitted at most; None: all."""
+        """Largest number of messages of one publish that are admitted; None: all."""
         self.bytes = [kinds["bytes"] for kinds in buckets if "bytes" in kinds]
 
     @property
@@ -98,13 +98,13 @@ class PublishQuota:
 
 
 BUSY_S: Final = 1.0
-"""Advised if a bound is reached: when a session ends is not known."""
+"""Advised wait if a bound is reached, because the end of a session is not known."""
 IN_FLIGHT_BUSY_S: Final = 0.05
 _QUOTAS_MAX: Final = 64
 
 
 class Limiter:
-    """The limits of a gateway, and the accounts of all whom they concern."""
+    """The limits of a gateway, and the accounts of all clients and queues that they concern."""
 
     def __init__(
         self,
@@ -117,8 +117,8 @@ class Limiter:
         shared: SharedLimits | None = None,
         counters: Counters | None = None,
     ) -> None:
-        """`shared`: rates are of all gateways together; None: of this one. `counters`: count the
-        refused messages of a queue."""
+        """Begin with empty accounts. `shared`: rates are of all gateways together; None: of this
+        one. `counters`: count the refused messages of a queue."""
         self.shared = shared
         self._make = local_bucket if shared is None else shared.bucket
         self.pour = pour_all if shared is None else shared.shares.pour
@@ -140,7 +140,7 @@ class Limiter:
             await self.shared.start()
 
     async def close(self) -> None:
-        """Give back what is held; not started: do nothing."""
+        """Give the held shares back. If it was not started, do nothing."""
         if self.shared is not None:
             await self.shared.close()
 
@@ -177,7 +177,7 @@ class Limiter:
         """Check a credential from this address inside: it counts if it is wrong.
 
         Raises:
-            Refused: rate_limited: too many were wrong, none is checked now.
+            Refused: rate_limited, if too many were wrong; none is checked now.
         """
         account = self._address_account(address, now)
         bucket = account.buckets.get("failures") if account is not None else None
@@ -226,7 +226,7 @@ class Limiter:
         return self._make((name[0], queue_id), kind, rate)  # a name may be another queue's later
 
     def forget_queue(self, queue_id: str) -> None:
-        """Forget a queue that is deleted; not there: do nothing."""
+        """Forget a queue that is deleted. If it is not known, do nothing."""
         self._queues.pop(queue_id, None)
 
     def count_refused(self, queue: Queue, count: int) -> None:
@@ -237,7 +237,7 @@ class Limiter:
     # --- Charging ------------------------------------------------------------------------------
 
     def charge(self, accounts: Sequence[Account], kind: Kind, cost: int, now: float) -> None:
-        """Charge all of these, or none. Raises Refused(rate_limited)."""
+        """Charge all of these accounts, or none. Raises Refused(rate_limited)."""
         charges = [(a.buckets[kind], cost) for a in accounts if kind in a.buckets]
         if charges and not self.pour(charges, nanoseconds(now)):
             raise self._longest_refusal(accounts, {kind: cost}, now)
@@ -245,7 +245,7 @@ class Limiter:
     def publish_refusal(
         self, accounts: Sequence[Account], messages: Sequence[Message], now: float
     ) -> Refused:
-        """Return why these cannot be published now, and when they can."""
+        """Return the refusal of these messages, with the time after which they can be published."""
         costs: dict[Kind, int] = {"messages": len(messages), "bytes": published_bytes(messages)}
         return self._longest_refusal(accounts, costs, now)
 
@@ -253,7 +253,10 @@ class Limiter:
         """Count a refusal, and return it."""
         scope, most = account.name[0], account.limits.in_flight
         self.refused[f"{scope}.in_flight"] += 1
-        detail = f"of this {scope} at most {most} messages await their answer"
+        detail = (
+            f"this {scope} may have at most {most} messages that await their answer: wait for "
+            "answers"
+        )
         return Refused("too_many_in_flight", detail, retry_after_s=IN_FLIGHT_BUSY_S)
 
     def _longest_refusal(
@@ -274,7 +277,10 @@ class Limiter:
         scope, name = account.name
         self.refused[f"{scope}.{kind}"] += 1
         if kind == "failures":
-            detail = f"too many wrong credentials came from this address ({kind}={rate}): wait"
+            detail = (
+                f"too many wrong credentials came from this address ({kind}={rate}): wait, and "
+                "check the credential"
+            )
             return Refused("rate_limited", detail, retry_after_s=after_s)
         whose = f"the queue {name!r} takes" if scope == "queue" else f"this {scope} may have"
         return Refused("rate_limited", f"{whose} {kind}={rate}: wait", retry_after_s=after_s)
@@ -287,11 +293,12 @@ class Limiter:
 
 
 class Allowance:
-    """The accounts that one session or request is charged to. `now`: seconds, monotonic. A session
+    """The accounts to which one session or request is charged. `now`: seconds, monotonic. A session
     finds its accounts once, and holds them. A request finds them each time, because it may wait
-    long, and accounts that nobody holds may be forgotten meanwhile.
+    long, and accounts without a holder may be forgotten meanwhile.
 
-    [Kept by requests that trickle in, each would begin with a whole burst of its own.]
+    [If requests that trickle in kept their accounts, each would begin with a whole burst of its
+    own.]
     """
 
     __slots__ = ("_claims", "_held", "_limiter", "_quotas")
@@ -316,13 +323,13 @@ class Allowance:
             self._limiter.charge(self._accounts(now), kind, cost, now)
 
     def messages_max(self, queue: Queue, *, now: float) -> int | None:
-        """Return how many messages of one publish are admitted at most; None: all. The others are
-        refused by `refuse_beyond`."""
+        """Return the largest number of messages of one publish that are admitted; None: all. The
+        others are refused by `refuse_beyond`."""
         return self._fresh_quota(queue, now).messages_max
 
     def refuse_beyond(self, queue: Queue, messages: Sequence[Message], *, now: float) -> Refused:
-        """Count and return the refusal of these messages, which came behind the first
-        `messages_max` of their publish."""
+        """Count and return the refusal of these messages, which come after the first `messages_max`
+        of their publish."""
         self._limiter.count_refused(queue, len(messages))
         return self._limiter.publish_refusal(self._fresh_quota(queue, now).accounts, messages, now)
 
@@ -351,8 +358,8 @@ class Allowance:
     def publish_all(
         self, queue: Queue, messages: Sequence[Message], publishes: int, *, now: float
     ) -> Callable[[], None] | None:
-        """Charge several publishes that are to be one, as `publish`. None: they do not fit whole.
-        Nothing is charged or counted as refused then, and each is to be charged alone."""
+        """Charge several publishes that are to be one, like `publish`. None: they do not fit as a
+        whole. Then nothing is charged or counted as refused, and the caller charges each alone."""
         quota, count = self._fresh_quota(queue, now), len(messages)
         if quota.messages_max is not None and count > quota.messages_max:
             return None
@@ -386,8 +393,8 @@ class Allowance:
         return quota
 
     async def wait_for_share(self, refused: Refused) -> bool:
-        """Wait if a refusal may only mean that the store of a shared limit has not been asked yet;
-        return whether to try once more. Not shared: return False at once."""
+        """Wait if a refusal may only mean that the store of a shared limit has not been asked yet.
+        Returns whether to try once more. If limits are not shared, return False at once."""
         after_s = refused.retry_after_s or math.inf
         if self._limiter.shared is None or after_s > SOON_S:
             return False
@@ -400,7 +407,7 @@ class Allowance:
         self._limiter.accounts.release(accounts)
 
     def open(self, *, now: float, goes_on: bool = False) -> None:
-        """Begin a session; its address was charged when it connected. `goes_on`: the session had
+        """Begin a session. Its address was charged when it connected. `goes_on`: the session had
         begun before, and is not charged again.
 
         Raises:
@@ -420,13 +427,15 @@ class Allowance:
             most = account.limits.sessions
             if most is not None and account.sessions >= most:
                 self._limiter.refused[f"{account.name[0]}.sessions"] += 1
-                detail = f"this {account.name[0]} has {most} sessions open, as many as it may"
+                detail = (
+                    f"this {account.name[0]} may have at most {most} open sessions: close one first"
+                )
                 raise Refused("too_many", detail, retry_after_s=BUSY_S)
         others = [account for account in accounts if account.name[0] != "address"]
         self._limiter.charge(others, "connections", 1, now)
 
     def close(self) -> None:
-        """End the session; ended already: do nothing."""
+        """End the session. If it has ended already, do nothing."""
         held, self._held = self._held, ()
         self._quotas.clear()
         for account in held:
@@ -447,4 +456,4 @@ def _over_in_flight(quota: PublishQuota, count: int) -> Account | None:
 
 
 def _release_nothing() -> None:
-    """Stand for the release of messages in flight, if no account counts them."""
+    """Do nothing, in place of the release of messages in flight, if no account counts them."""

@@ -1,9 +1,9 @@
-"""The shell around the rates that several gateways share: asks the store in the background.
+"""The shell around the rates that several gateways share, which asks the store in the background.
 
-A charge never waits for the store. One call is under way at a time, with everything that is to be
-said. It is made at once if something is wanted, with a pause between two, and at least every
-quarter of a second: so the store knows that this gateway exists, and the gateway learns what the
-others need.
+A charge never waits for the store. One call is under way at a time, with all pending requests. It
+is made at once if something is wanted, with a pause between two calls, and at least every quarter
+of a second. So the store knows that this gateway exists, and the gateway learns the needs of the
+others.
 """
 
 import asyncio
@@ -21,9 +21,10 @@ from push.rates.shared import ASK_S, ASKS_MAX, BEAT_S, GAP_S, RatePool, SharedBu
 
 _LOG: Final = logging.getLogger("gateway.shared_limits")
 SOON_S: Final = 2 * ASK_S
-"""Longest advised wait that is waited for here: perhaps the store has only to be asked."""
+"""Longest advised wait that is waited for here, because perhaps the store need only be asked."""
 CLOSE_S: Final = 2.0
-"""How long an end waits for the store; what is not given back then, the store finds out itself."""
+"""Time for which `close` waits for the store. Shares that are not given back by then expire in the
+store."""
 
 
 class SharedLimits:
@@ -39,13 +40,13 @@ class SharedLimits:
         self._task: asyncio.Task[None] | None = None
 
     def bucket(self, name: Name, kind: Kind, rate: Rate) -> SharedBucket:
-        """Make the bucket of a name and kind. The store is told a digest, not the name."""
+        """Make the bucket of a name and kind. The store receives a digest, not the name."""
         digest = blake2b("\0".join((*name, kind)).encode(), digest_size=16).hexdigest()
         return self.shares.bucket(f"{kind}:{digest}", rate, now=_now())
 
     async def start(self) -> None:
-        """Join, if the store answers, and go on in the background. Nothing is raised: without the
-        store standing shares hold, until it is joined later."""
+        """Join, if the store answers, and go on in the background. It raises no error. Without the
+        store, standing shares hold until the gateway can join later."""
         await self._join()
         self._task = asyncio.create_task(self._run(), name="shared limits")
 

@@ -2,11 +2,11 @@
 
     messages=1000/s,bytes=10M/s+40M,sessions=100
 
-A rate is `<number>/s` (or /min, /h), with `+<burst>` where more may come at once; k, M and G are
-thousands, millions and thousands of millions. Unless it says so the burst is what passes in a
-second, and one at least. Of bytes it is never less than one publish may hold, because one message
-would never fit otherwise. Of a publish with more messages than the burst has, as many are admitted
-as it has (R5). A bound is a plain number.
+A rate is `<number>/s` (or /min, /h), with `+<burst>` if more may come at once. k, M and G are
+thousands, millions and thousands of millions. The default burst is the amount of a second, and at
+least one. A burst of bytes is never less than one publish may hold, because one message would never
+fit otherwise. If a publish has more messages than the burst, only the burst is admitted (R5). A
+bound is a plain number.
 """
 
 import re
@@ -21,8 +21,8 @@ from push import limits
 from push.rates.bucket import Rate
 
 Kind = Literal["connections", "failures", "requests", "frames", "messages", "bytes"]
-"""Kinds of rates: opened WebSockets and sessions by long poll; credentials that are wrong; HTTP
-requests; frames of a session beside publishing; messages that are published, and their bytes."""
+"""Kinds of rates: opened WebSockets and sessions by long poll; wrong credentials; HTTP requests;
+frames of a session other than publishes; published messages, and their bytes."""
 Bound = Literal["sessions", "in_flight"]
 """Kinds of bounds: sessions, and messages that were published and await their answer."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -30,9 +30,10 @@ BURSTS_MIN: Final[dict[str, int]] = {
     "frames": 2 * limits.FRAMES_PER_MESSAGE_MAX,
     "bytes": limits.FRAME_BYTES_MAX,
 }
-"""Smallest bursts: what one message may hold, and more than a session sends at once."""
+"""Smallest bursts: the bytes that one message may hold, and more frames than a session sends at
+once."""
 IN_FLIGHT_MIN: Final = limits.MESSAGES_PER_PUBLISH_MAX
-"""Smallest bound: the messages that one publish may hold."""
+"""Smallest bound, the number of messages that one publish may hold."""
 OF_PRINCIPAL: Final = (
     "connections",
     "requests",
@@ -45,11 +46,12 @@ OF_ADDRESS: Final = (*OF_PRINCIPAL, "failures")
 OF_QUEUE: Final = ("messages", "bytes")
 OF_SESSION: Final = ("frames",)
 ADDRESS_DEFAULT: Final = "connections=100/s+2000,failures=10/s+100,sessions=20000"
-"""An office behind one address comes back at once after a restart; nobody mistypes a credential
-ten times a second; and one address alone cannot use up SESSIONS_MAX."""
+"""Default limits of an address. An office behind one address can come back at once after a restart,
+no person mistypes a credential ten times a second, and one address alone cannot use up
+SESSIONS_MAX."""
 SESSION_DEFAULT: Final = "frames=200/s+2000"
-"""Beside publishing and what goes with being given messages: subscriptions by the hundred at once,
-and then more than any program has to ask. A thousand of them are some 10 ms of work."""
+"""Default limits of a session, for frames other than publishing and settling messages. They allow
+hundreds of subscriptions at once, and then more frames than any program needs."""
 _SUFFIXES: Final = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 _PERIODS: Final = {"s": 1, "min": 60, "h": 3600}
 _NUMBER: Final = r"[0-9]{1,12}[kMG]?"
@@ -75,18 +77,22 @@ NONE: Final = Limits()
 
 
 def parse_limits(text: str, allowed: Sequence[str] = OF_PRINCIPAL) -> Limits:
-    """The limits that a text says; an empty one says none. `allowed`: what may be limited.
+    """Parse the limits in a text; an empty one has none. `allowed`: the names of limits that may be
+    in it.
 
     Raises:
-        ValueError: with a sentence that names the part that is wrong, and what it may be.
+        ValueError: a part is wrong; a sentence names it and its correct form.
     """
     found = NONE
     for part in text.split(",") if text.strip() else ():
         name, separator, said = (one.strip() for one in part.partition("="))
         if name not in allowed or not separator:
-            raise ValueError(f"{part.strip()!r}: one of {', '.join(allowed)}, then = and a limit")
+            raise ValueError(
+                f"{part.strip()!r} is no limit: write one of {', '.join(allowed)}, then = and a "
+                "value"
+            )
         if getattr(found, name) is not None:
-            raise ValueError(f"{name} is there twice")
+            raise ValueError(f"{name} is given twice: give it once")
         value = _rate(name, said) if name in KINDS else _bound(name, said)
         found = msgspec.structs.replace(found, **{name: value})
     return found
@@ -94,14 +100,13 @@ def parse_limits(text: str, allowed: Sequence[str] = OF_PRINCIPAL) -> Limits:
 
 @lru_cache(maxsize=limits.TOKENS_MAX)
 def limits_of(text: str) -> Limits:
-    """Parse a credential's limits; equal texts have one object. Raises ValueError as
+    """Parse a credential's limits; equal texts share one object. Raises ValueError like
     parse_limits."""
     return parse_limits(text)
 
 
 def per_second(kind: Kind, rate: float | None) -> Rate | None:
-    """Return a rate of so many a second, to the thousandth, with the usual burst; None: no
-    limit."""
+    """Return a rate per second, to the thousandth, with the default burst; None: no limit."""
     if rate is None:
         return None
     units = max(1, round(Fraction(rate) * _THOUSANDTHS))
@@ -112,12 +117,18 @@ def _rate(name: str, said: str) -> Rate:
     match = _RATE.fullmatch(said)
     units = _number(match[1]) if match else 0
     if match is None or not 1 <= units <= _UNITS_MAX:
-        raise ValueError(f"{name} is {said!r}; a rate is like 1000/s, 10M/min or 1000/s+5000")
+        raise ValueError(
+            f"{name} is {said!r}, which is no rate: write for example 1000/s, 10M/min or "
+            "1000/s+5000"
+        )
     per_s, least = _PERIODS[match[2]], BURSTS_MIN.get(name, 1)
     burst = max(least, -(-units // per_s)) if match[3] is None else _number(match[3])
     if not least <= burst <= _UNITS_MAX:
-        why = ", as many as one message may have" if name == "bytes" else ""
-        raise ValueError(f"{name}: a burst is at least {least}{why}, not {match[3]}")
+        why = ", because one message may have that many" if name == "bytes" else ""
+        raise ValueError(
+            f"the burst of {name} is {match[3]}: it must be at least {least}{why}, and at most "
+            f"{_UNITS_MAX}"
+        )
     return Rate(units, per_s, burst)
 
 
@@ -125,7 +136,7 @@ def _bound(name: str, said: str) -> int:
     least = IN_FLIGHT_MIN if name == "in_flight" else 1
     number = _number(said) if re.fullmatch(_NUMBER, said) else 0
     if not least <= number <= _UNITS_MAX:
-        raise ValueError(f"{name} is {said!r}; it is a whole number, at least {least}")
+        raise ValueError(f"{name} is {said!r}: it must be a whole number, at least {least}")
     return number
 
 

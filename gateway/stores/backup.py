@@ -1,8 +1,8 @@
-"""Make backups of the running broker: the store first, then the catalog, then the manifest.
+"""Backups of the running broker, which copy the store first, then the catalog, then the manifest.
 
 The catalog knows every queue and group of the store, because it is copied later and creating goes
 through it first (`gateway.catalog.reconcile`). It may know some that the copy of the store does not
-have, and may have forgotten some that it has: a restore settles both after the catalog.
+have, and may have forgotten some that the copy has. A restore follows the catalog in both cases.
 
 A backup is a folder with the two files of a data folder and a manifest, which is written last. A
 folder without a manifest is a backup that was not finished, and one whose files do not match the
@@ -39,7 +39,7 @@ _CHUNK_BYTES: Final = 1_048_576
 
 
 class BackupError(Exception):
-    """A backup or restore that was not done; its text is a sentence that says why."""
+    """Error of a backup or restore, which was not done. The text is a sentence that says why."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -55,9 +55,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int
     incarnation: str
-    """Incarnation of the store that it was made of."""
+    """Incarnation of the store that it is a copy of."""
     began_unix_ms: int
-    """Time before which everything that was acknowledged is in it."""
+    """Time of its beginning. It contains everything that was acknowledged before."""
     ended_unix_ms: int
     sqlite: str
     files: dict[str, FileEntry]
@@ -74,28 +74,30 @@ class _SealedManifest(msgspec.Struct, frozen=True):
 
 
 def take_folder(folder: Path) -> bool:
-    """Make the folder (True), or find it empty.
+    """Make the folder (True), or find it empty (False).
 
     Raises:
-        BackupError: it has something in it, is no folder, or cannot be made. Nothing was changed.
+        BackupError: it is not empty, is no folder, or cannot be made. Nothing was changed.
     """
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
         if not folder.is_dir() or any(folder.iterdir()):
             raise BackupError(
-                f"{folder} is not an empty folder: a backup gets a folder of its own"
+                f"{folder} is not an empty folder: give each backup a folder of its own"
             ) from None
         return False
     except FileNotFoundError:
-        raise BackupError(f"{folder} cannot be made: make {folder.parent} first") from None
+        raise BackupError(
+            f"{folder} cannot be made, because {folder.parent} does not exist: make that first"
+        ) from None
     except OSError as error:
         raise BackupError(f"{folder} cannot be made: {error.strerror}") from None
     return True
 
 
 def discard(folder: Path, *, made: bool) -> None:
-    """Remove what a backup that failed has written, and the folder where it was made for it."""
+    """Remove the files of a backup that failed, and the folder if it was `made` for the backup."""
     with contextlib.suppress(OSError):
         for name in (MANIFEST_FILE, _PARTIAL, *FILES):
             (folder / name).unlink(missing_ok=True)
@@ -104,8 +106,8 @@ def discard(folder: Path, *, made: bool) -> None:
 
 
 def digest(path: Path, progress: Callable[[int], None], *, copy_to: Path | None = None) -> str:
-    """Return the SHA-256 of a file, in hex. With `copy_to` it is copied at the same time to a new
-    file, which is fsynced. `progress` gets the bytes of each piece. Raises OSError."""
+    """Return the SHA-256 of a file, in hex. With `copy_to` the file is copied at the same time to a
+    new file, which is fsynced. `progress` gets the size of each piece. Raises OSError."""
     sha = hashlib.sha256()
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(path.open("rb"))
@@ -137,7 +139,7 @@ def sum_progress(progress: BackupProgress, what: str, total: int) -> Callable[[i
 
 
 def file_entries(folder: Path, progress: BackupProgress, what: str) -> dict[str, FileEntry]:
-    """Return the entries of the files that are in a folder now. Raises OSError."""
+    """Return the entries of the files in a folder. Raises OSError."""
     advance = sum_progress(progress, what, sum((folder / name).stat().st_size for name in FILES))
     return {
         name: FileEntry(
@@ -150,8 +152,8 @@ def file_entries(folder: Path, progress: BackupProgress, what: str) -> dict[str,
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, which is the last act of a backup: from now on it is one, also after a
-    power loss. The files are fsynced. Raises OSError."""
+    """Write the manifest, the last act of a backup. When this returns, the backup is complete, even
+    after a power loss. The caller has fsynced the files. Raises OSError."""
     raw = msgspec.json.encode(manifest)
     sealed = _SealedManifest(msgspec.Raw(raw), hashlib.sha256(raw).hexdigest())
     partial = folder / _PARTIAL
@@ -170,7 +172,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a finished backup.
 
     Raises:
-        BackupError: there is none, it is damaged, or of a newer program.
+        BackupError: the manifest is missing or damaged, or of a newer program.
     """
     path = folder / MANIFEST_FILE
     try:
@@ -180,9 +182,10 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         if any((folder / name).exists() for name in FILES):
             raise BackupError(
-                f"{folder} has no {MANIFEST_FILE}: this backup was not finished, and cannot be used"
+                f"{folder} has no {MANIFEST_FILE}, because this backup was not finished: use "
+                "another one"
             ) from None
-        raise BackupError(f"{folder} is not a backup: it has no {MANIFEST_FILE}") from None
+        raise BackupError(f"{folder} is not a backup, because it has no {MANIFEST_FILE}") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         manifest = None
     except OSError as error:
@@ -191,15 +194,15 @@ def read_manifest(folder: Path) -> Manifest:
         raise BackupError(f"{path} is damaged: it does not match its checksum")
     newer = [name for name in FILES if manifest.files[name].schema_version > SCHEMAS[name]]
     if manifest.format > FORMAT or newer:
-        raise BackupError(f"{folder} was made by a newer program: use that one")
+        raise BackupError(f"{folder} was made by a newer version of Tocsin: use that version")
     return manifest
 
 
 def check_size(folder: Path, manifest: Manifest, name: str) -> None:
-    """Check that the file is there and as long as it was.
+    """Check that a file of a backup exists and has the size in the manifest.
 
     Raises:
-        BackupError: with what is the matter.
+        BackupError: it cannot be read, or has another size.
     """
     try:
         size = (folder / name).stat().st_size
@@ -207,12 +210,13 @@ def check_size(folder: Path, manifest: Manifest, name: str) -> None:
         raise BackupError(f"{folder / name} cannot be read: {error.strerror}") from None
     if size != manifest.files[name].bytes:
         raise BackupError(
-            f"{folder / name} is damaged: it has {size} bytes, and had {manifest.files[name].bytes}"
+            f"{folder / name} is damaged: it has {size} bytes instead of "
+            f"{manifest.files[name].bytes}"
         )
 
 
 class Backups:
-    """Makes one backup at a time of what this broker keeps on this machine."""
+    """Make backups of the files of this broker on this machine, one at a time."""
 
     def __init__(self, metadata: CatalogService, storage: SqliteStorage) -> None:
         self._metadata = metadata
@@ -220,18 +224,19 @@ class Backups:
         self._under_way: asyncio.Task[Manifest] | None = None
 
     async def make(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
-        """Make a backup in this folder, complete and durable when this returns, and return its
-        manifest. Cancelled, or when it raises, what it has written is removed.
+        """Make a backup in this folder, and return its manifest. The backup is complete and durable
+        when this returns. If it is cancelled or raises, its files are removed.
 
         Raises:
-            Refused: invalid_request: the folder's path is relative, it is not empty or cannot be
-                made, or a backup is under way; storage_full, storage_unavailable: it failed.
+            Refused: invalid_request, if the folder's path is relative, the folder is not empty or
+                cannot be made, or a backup is under way; storage_full or storage_unavailable, if
+                it failed.
         """
         if self._under_way is not None:
-            raise Refused("invalid_request", "a backup is under way: one at a time")
+            raise Refused("invalid_request", "another backup is under way: wait until it ends")
         if not folder.is_absolute():
-            raise Refused("invalid_request", "the folder's path is not absolute")
-        # A task of its own: `close` ends it, whoever waits for it.
+            raise Refused("invalid_request", "the folder's path must be absolute")
+        # A task of its own, which `close` can end while a caller waits for it.
         task = self._under_way = asyncio.create_task(self._make(folder, progress))
         task.add_done_callback(self._on_end)
         try:
@@ -245,7 +250,7 @@ class Backups:
         self._under_way = None
 
     async def close(self) -> None:
-        """Break off the backup that is under way."""
+        """Break off the backup that is under way, if any."""
         if self._under_way is not None:
             self._under_way.cancel()
             await asyncio.wait((self._under_way,))
@@ -258,7 +263,7 @@ class Backups:
         try:
             return await self._fill(folder, progress)
         except BaseException as error:
-            # Not in a thread: whoever is cancelled again meanwhile would leave it undone.
+            # Not in a thread, because a second cancellation meanwhile would leave it undone.
             discard(folder, made=made)
             if isinstance(error, OSError):
                 raise Refused("storage_unavailable", f"the backup failed: {error}") from error

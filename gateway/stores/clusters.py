@@ -1,4 +1,4 @@
-"""The storage clusters of a broker, each opened by itself; where new queues are placed.
+"""The storage clusters of a broker, each opened by itself, and the placement of new queues on them.
 
 A cluster that is away is opened later, and only if it is the one that the catalog knows under its
 name (R30).
@@ -39,8 +39,8 @@ from storage.sharded import ClusterMap
 
 OnFatal = Callable[[str], None]
 INCARNATION_OF: Final = "storage incarnation of "
-"""Prefix of a cluster's name: the mark of the catalog that says which store is meant by it."""
-NOT_TOLD: Final = "this gateway is not told where it is (TOCSIN_STORAGE)"
+"""Prefix of a cluster's name in the catalog's mark that holds the incarnation of its store."""
+NOT_TOLD: Final = "this gateway's TOCSIN_STORAGE does not name it"
 OPENED_WITHIN_S: Final = 5.0
 """Time that a start waits for clusters that are away, before it goes on without them."""
 _LOG: Final = logging.getLogger("tocsin.storage")
@@ -49,7 +49,7 @@ _LOG: Final = logging.getLogger("tocsin.storage")
 async def open_shard(
     target: Target, mark: ClusterMark, on_fatal: OnFatal | None = None
 ) -> RedisShard | ClusterShard:
-    """Open the connections to one cluster, which is the one that `mark` says. Raises like
+    """Open the connections to one cluster, which must be the one of `mark`. Raises like
     `RedisShard.open`."""
     parts = await target.parts()
     if target.kind == "cluster":
@@ -60,12 +60,12 @@ async def open_shard(
 
 
 def touches_of(shard: RedisShard | ClusterShard) -> dict[str, int]:
-    """Return the touches by the key of each shard."""
+    """Return the number of touches by the key of each shard."""
     return shard.touches if isinstance(shard, ClusterShard) else {shard.key: shard.touches}
 
 
 class OtherClusters:
-    """The clusters beside the first one: a `LazyShard` for each, by name."""
+    """The clusters other than the first one, a `LazyShard` for each, by name."""
 
     def __init__(
         self,
@@ -74,12 +74,13 @@ class OtherClusters:
         metadata: CatalogService,
         keeper: MarkKeeper | None,
     ) -> None:
-        """`keeper` None: this process remembers nothing of them."""
+        """Begin to open the clusters. Without a `keeper` this process remembers no marks of
+        them."""
         self._metadata = metadata
         self._keeper = keeper
         known = mark.others if mark is not None else {}
         if keeper is not None:
-            for name, before in known.items():  # also of those that are away
+            for name, before in known.items():  # marks of clusters that are away are kept too
                 keeper.add(name, partial(_unchanged, before))
         self.shards = {
             target.cluster: LazyShard(
@@ -105,8 +106,8 @@ class OtherClusters:
         if expected not in (None, mark.incarnation):
             raise Refused(
                 "storage_unavailable",
-                f"the catalog knows it by the incarnation {expected}, and this gateway by "
-                f"{mark.incarnation}: one of the two has been exchanged",
+                f"the catalog knows it by the incarnation {expected}, but this gateway by "
+                f"{mark.incarnation}, so one of the two has been exchanged: put the right one back",
             )
         with explain_doubts([doubt for one in found for doubt in one.doubts]):
             shard = await open_shard(target, mark, partial(_on_broken, target.cluster))
@@ -131,8 +132,8 @@ def places_of(
     incarnation: str,
     sealer: Sealer = PLAIN,
 ) -> ClusterMap:
-    """Return the places of partitions, as the catalog says; `home`: the first cluster, of this
-    incarnation."""
+    """Return the places of partitions, as the catalog has them. `home`: the first cluster, which
+    has this `incarnation`."""
 
     def clusters_of(queue_id: str) -> Sequence[str] | None:
         queue = metadata.queue_by_id(queue_id)
@@ -147,19 +148,19 @@ def places_of(
 
 
 class Answering(Protocol):
-    """A cluster's shard, for the question whether it answers."""
+    """A cluster's shard that can say whether it answers."""
 
     @property
     def answers(self) -> bool:
-        """Whether it did, within the last seconds; nobody is asked."""
+        """Whether it answered within the last seconds. The cluster is not asked for it."""
 
 
 def place_queues_on(
     targets: Sequence[Target], metadata: CatalogService, shards: Mapping[str, Answering]
 ) -> None:
-    """Have new queues placed on these clusters, as what is known of them says. Where there is one,
-    nothing is said in their rows. `shards`: of each, by name; the first one may be away as well,
-    where the catalog is elsewhere."""
+    """Have the catalog place new queues on these clusters, by their state in the catalog. If there
+    is only one, rows of queues name no cluster. `shards`: the shard of each cluster, by name. The
+    first one may be away too, if the catalog is in a metadata service."""
     if len(targets) == 1:
         return
 
@@ -186,9 +187,9 @@ def place_queues_on(
 
 
 def _on_broken(name: str, why: str) -> None:
-    """Log that what this process remembers of a cluster is about another store. Its shard refuses
-    everything by itself; the other clusters have nothing to do with it."""
-    _LOG.critical("the storage cluster %s is not used any more until a restart: %s", name, why)
+    """Log that the state that this process has of a cluster belongs to another store. The cluster's
+    shard then refuses everything by itself; the other clusters are not affected."""
+    _LOG.critical("the storage cluster %s is not used until a restart: %s", name, why)
 
 
 def _unchanged(mark: ClusterMark) -> ClusterMark:
@@ -206,8 +207,8 @@ class ClusterDescriber:
         *,
         has_catalog: bool = True,
     ) -> None:
-        """`shards`: as of `place_queues_on`; `has_catalog`: the first one has it, no metadata
-        service."""
+        """Describe these targets. `shards`: as in `place_queues_on`. `has_catalog`: the first
+        cluster has the catalog, and no metadata service."""
         self._has_catalog = has_catalog
         self._targets = targets
         self._metadata = metadata
@@ -215,7 +216,7 @@ class ClusterDescriber:
 
     async def __call__(self, who: Principal | None) -> list[ClusterDescription]:
         """Describe the clusters in the order of the settings, then those that the settings do not
-        name. `who`: the principal of whose tenant queues are counted; None: all."""
+        name. `who`: only queues of this principal's tenant are counted; None: all queues."""
         home, metadata = self._targets[0].cluster, self._metadata
         queues, partitions, slices = Counter[str](), Counter[str](), TimeSlices()
         for queue in metadata.list_queues(who) if who else metadata.list_all_queues():
@@ -250,38 +251,42 @@ class ClusterDescriber:
 
 
 def knows_all_clusters(metadata: CatalogService, names: Sequence[str]) -> bool:
-    """Whether this gateway knows every cluster that queues have partitions at; says so if not."""
+    """Whether this gateway knows every cluster on which queues have partitions. Logs an error for
+    each that it does not know."""
     placed = {name for queue in metadata.list_all_queues() for name in queue.clusters}
     for name in sorted(placed - set(names)):
-        _LOG.error("queues have partitions at the storage cluster %s: %s", name, NOT_TOLD)
+        _LOG.error("queues have partitions on the storage cluster %s, but %s", name, NOT_TOLD)
     return placed <= set(names)
 
 
 async def examine_all(target: Target) -> list[ExaminedShard]:
-    """Examine every primary with its replicas. Raises Refused(storage_unavailable): one has no
-    primary that answers."""
+    """Examine every primary with its replicas. Raises Refused(storage_unavailable) if a primary
+    does not answer."""
     return list(await asyncio.gather(*(examined(part.settings) for part in await target.parts())))
 
 
 def check_shards(found: list[ExaminedShard], target: Target) -> None:
-    """Check that the promises can be kept there. What stands in the way of the level `all` at the
-    moment is only logged: it may be gone in a minute.
+    """Check that these servers can keep the promises. Obstacles to the level `all` at the moment
+    are only logged, because they may be gone in a minute.
 
     Raises:
-        Refused: storage_unavailable: a setting breaks a promise; nobody has provisioned it.
+        Refused: storage_unavailable, if a setting breaks a promise, or the store is not
+            provisioned.
     """
     problems = [problem for one in found for problem in one.problems]
     if problems:
         raise Refused(
             "storage_unavailable",
-            f"{target.shown} cannot keep what is promised:\n  " + "\n  ".join(problems) + "\n"
-            "`tocsin admin doctor` looks again; deploy/redis has files that are right",
+            f"{target.shown} cannot keep the promises of Tocsin:\n  " + "\n  ".join(problems) + "\n"
+            "Correct its settings (deploy/redis has correct files), and check it with `tocsin admin "
+            "doctor`",
         )
     if any(one.incarnation is None for one in found):
         raise Refused(
             "storage_unavailable",
-            f"{target.shown} has no incarnation: it was emptied, or never provisioned. When it is "
-            "new: `tocsin admin provision --replicas N`, where N replicas could be elected",
+            f"{target.shown} has no incarnation, because it was emptied or never provisioned. If it "
+            "is new, run `tocsin admin provision --replicas N`, where N is the number of replicas "
+            "that may be elected",
         )
     for one in found:
         for server in one.servers:
@@ -293,7 +298,7 @@ def check_shards(found: list[ExaminedShard], target: Target) -> None:
 
 @contextmanager
 def explain_doubts(doubts: list[str]) -> Iterator[None]:
-    """Explain failures within by these doubts about the level `all`, and say what is to be done."""
+    """Explain failures inside by these doubts about the level `all`, and say what to do."""
     try:
         yield
     except TocsinError as error:
@@ -302,7 +307,7 @@ def explain_doubts(doubts: list[str]) -> Iterator[None]:
             raise
         raise Refused(
             "storage_unavailable",
-            f"{error.detail}. A gateway starts when every copy has what it begins with, and now: "
-            f"{'; '.join(doubts)}. Bring back what is missing; where it cannot be elected any "
-            "more, say so with `tocsin admin set-replicas`",
+            f"{error.detail}. A gateway can start only when all copies answer, but "
+            f"{'; '.join(doubts)}. Bring the missing copy back. If it cannot be elected any more, "
+            "lower the number of replicas with `tocsin admin set-replicas`",
         ) from error

@@ -1,15 +1,17 @@
-"""Marks: files in which a gateway remembers which store, kept elsewhere, belongs to it (R30).
+"""Marks, which are files in which a gateway remembers the store elsewhere that belongs to it (R30).
 
 A mark is a small file in the data folder that is written now and then while it changes. A gateway
-that loses it, or never had it, believes what the store says of itself: gateways come and go, and
-one that was there before notices when something is wrong.
+that loses it, or never had it, accepts the store as it is. Gateways come and go, and one that was
+there before notices if something is wrong.
 
-    store.mark     the incarnation of each storage cluster, and how many touches every copy had
-                   once. A store with another one, or with fewer, was exchanged or rolled back
-    catalog.mark   the incarnation of a metadata service's catalog, and its version. Another
-                   one, or an older version, is refused at the start, never adopted: its queues are
-                   not those whose messages are in the storage (P13). While a gateway runs it knows
-                   better, by the stamps of single changes (`metadata.service.client`)
+    store.mark     the incarnation of each storage cluster, and a number of touches that every copy
+                   had once. A store with another incarnation, or with fewer touches, was exchanged
+                   or rolled back
+    catalog.mark   the incarnation of a metadata service's catalog, and its version. A catalog with
+                   another incarnation, or an older version, is refused at the start and never
+                   adopted, because its queues are not those whose messages are in the storage
+                   (P13). A running gateway notices that by the stamps of single changes
+                   (`metadata.service.client`)
 
 The catalog itself remembers the incarnation of the storage that belongs to it.
 """
@@ -35,14 +37,14 @@ MarkT = TypeVar("MarkT")
 
 
 def read_file(path: Path, form: type[MarkT], what_it_is: str) -> MarkT | None:
-    """Read a mark. None: there is none. Raises Refused(storage_unavailable): it cannot be read;
-    `what_it_is` says what to do."""
+    """Read a mark. None: there is none. Raises Refused(storage_unavailable) if it cannot be read,
+    with the advice in `what_it_is`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=form)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        detail = f"{path} cannot be read ({error}): {what_it_is}"
+        detail = f"{path} cannot be read ({error}). {what_it_is}"
         raise Refused("storage_unavailable", detail) from None
 
 
@@ -62,8 +64,8 @@ def write_file(path: Path, mark: object) -> None:
 
 
 class FileKeeper(Generic[MarkT]):
-    """Write the mark that `current` returns, if it has changed: every WRITTEN_EVERY_S from `start`
-    on, and at the end."""
+    """Write the mark that `current` returns, if it has changed, every WRITTEN_EVERY_S after `start`
+    and at the end."""
 
     def __init__(self, path: Path, current: Callable[[], MarkT], log: logging.Logger) -> None:
         self._path = path
@@ -73,8 +75,7 @@ class FileKeeper(Generic[MarkT]):
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Write the mark, and begin to keep it. Raises OSError: the data folder does not take
-        it."""
+        """Write the mark, and begin to keep it. Raises OSError if it cannot be written."""
         await asyncio.to_thread(self._write)
         self._task = asyncio.get_running_loop().create_task(self._keep(), name=self._path.name)
 
@@ -83,7 +84,7 @@ class FileKeeper(Generic[MarkT]):
             await asyncio.sleep(WRITTEN_EVERY_S)
             try:
                 await asyncio.to_thread(self._write)
-            except OSError as error:  # the older one is as true, and says less
+            except OSError as error:  # the older mark is still true, but notices less
                 self._log.warning("%s cannot be written: %s", self._path, error)
 
     def _write(self) -> None:
@@ -93,7 +94,8 @@ class FileKeeper(Generic[MarkT]):
             self._written = mark
 
     async def close(self) -> None:
-        """Write the mark once more. Not started, or closed before: nothing happens."""
+        """Write the mark once more. If it was not started, or is closed already, nothing
+        happens."""
         if self._task is None:
             return
         self._task.cancel()
@@ -106,33 +108,33 @@ class FileKeeper(Generic[MarkT]):
 
 STORE_MARK_FILE: Final = "store.mark"
 _STORE_MARK_HELP: Final = (
-    "it says which store belongs to this gateway; remove it when you know that the store is the "
-    "right one"
+    "It says which store belongs to this gateway. If you know that the store is the right one, "
+    "remove the file"
 )
 _STORAGE_LOG: Final = logging.getLogger("tocsin.storage")
 
 
 class ClusterMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Mark of one storage cluster; `touches` by the key of each shard."""
+    """Mark of one storage cluster, with the `touches` by the key of each shard."""
 
     incarnation: str
     touches: dict[str, int] = {}
 
 
 class Mark(ClusterMark, frozen=True, kw_only=True):
-    """Mark of the first cluster, and of the others by their names."""
+    """Mark of the first cluster, with the marks of the others by their names."""
 
     others: dict[str, ClusterMark] = {}
 
 
 def read_store_mark(data_dir: Path) -> Mark | None:
-    """Read the mark. None: this gateway was never at a store. Raises Refused(storage_unavailable):
-    it cannot be read, with what to do."""
+    """Read the mark. None: this gateway has never used a store. Raises Refused(storage_unavailable)
+    if it cannot be read, with what to do."""
     return read_file(data_dir / STORE_MARK_FILE, Mark, _STORE_MARK_HELP)
 
 
 class MarkKeeper:
-    """Keeps the mark while touches grow, from `start` on."""
+    """Keep the mark up to date while touches grow, from `start` on."""
 
     def __init__(
         self, data_dir: Path, incarnation: str, touches: Callable[[], Mapping[str, int]]
@@ -143,7 +145,7 @@ class MarkKeeper:
         self._file = FileKeeper(data_dir / STORE_MARK_FILE, self._mark, _STORAGE_LOG)
 
     def add(self, cluster: str, mark: Callable[[], ClusterMark]) -> None:
-        """Add one more storage cluster, in place of what was said of it before."""
+        """Add one more storage cluster, or replace the mark of a known one."""
         self._others[cluster] = mark
 
     async def start(self) -> None:
@@ -162,44 +164,45 @@ class MarkKeeper:
 
 CATALOG_MARK_FILE: Final = "catalog.mark"
 _CATALOG_MARK_HELP: Final = (
-    "it says which catalog belongs to this gateway; remove it when you know that the metadata "
-    "service has the right one"
+    "It says which catalog belongs to this gateway. If you know that the metadata service has the "
+    "right one, remove the file"
 )
 _CATALOG_LOG: Final = logging.getLogger("tocsin.metadata")
 
 
 def check_catalog_mark(data_dir: Path, place: CatalogPlace) -> None:
-    """Check that this is the catalog that was here, or that there was none. Raises Refused
-    (storage_unavailable), with what to do."""
+    """Check that this is the catalog of the mark, if there is one, and not an older version. Raises
+    Refused(storage_unavailable), with what to do."""
     path = data_dir / CATALOG_MARK_FILE
     before = read_file(path, CatalogPlace, _CATALOG_MARK_HELP)
     if before is None:
         return
     if before.incarnation != place.incarnation:
-        what = f"the incarnation {place.incarnation}, and {path} knows {before.incarnation}"
+        what = f"the incarnation {place.incarnation}, but {path} has {before.incarnation}"
     elif before.version > place.version:
-        what = f"version {place.version} and {path} knows {before.version}: it was rolled back"
+        what = f"version {place.version}, but {path} has {before.version}: it was rolled back"
     else:
         return
     raise Refused(
         "storage_unavailable",
-        f"the catalog of the metadata service is of {what}; start the service over the right "
+        f"the catalog of the metadata service has {what}. Start the service over the right "
         f"database, or remove {path} to begin with this one",
     )
 
 
 def catalog_keeper(data_dir: Path, place: Callable[[], CatalogPlace]) -> FileKeeper[CatalogPlace]:
-    """Return a keeper of how far the catalog has come, from its `start` on."""
+    """Return a keeper of the mark of the catalog, with its incarnation and version."""
     return FileKeeper(data_dir / CATALOG_MARK_FILE, place, _CATALOG_LOG)
 
 
 # enforces: P13, R30
 async def check_storage(storage: Storage, metadata: Metadata) -> None:
-    """Refuse an emptied or exchanged storage, and never adopt it (R30): it would begin every
-    partition anew, below every cursor and position. The first one is remembered.
+    """Refuse an emptied or exchanged storage, and never adopt it (R30), because it would begin
+    every partition anew, below every cursor and position. The first storage of a catalog is
+    remembered.
 
     Raises:
-        Refused: storage_unavailable: it is not the one of this catalog (P13).
+        Refused: storage_unavailable, if it is not the storage of this catalog (P13).
     """
     incarnation = await storage.incarnation()
     known = metadata.mark(STORAGE_INCARNATION)
@@ -208,7 +211,7 @@ async def check_storage(storage: Storage, metadata: Metadata) -> None:
     elif known != incarnation:
         raise Refused(
             "storage_unavailable",
-            f"the storage is of incarnation {incarnation}, the catalog knows {known}: one of "
-            "the two was emptied or exchanged; put back the one that belongs to the "
-            "other, or move both away to begin anew",
+            f"the storage has the incarnation {incarnation}, but the catalog knows {known}, so one "
+            "of the two was emptied or exchanged. Put back the one that belongs to the other, or "
+            "move both away to begin anew",
         )

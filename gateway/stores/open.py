@@ -1,19 +1,19 @@
-"""Open the storage and the catalog of a broker, as the settings say.
+"""Storage and catalog of a broker, opened as the settings say.
 
 sqlite:     both in files of the data folder, for this gateway alone
-redis…://   both in one store, which any number of gateways share; the data folder has what is
-            this gateway's own: its mark of the store, its audit trail, its usage files. The rows of
-            the catalog are in the storage itself, or behind the nodes of the metadata service
+redis…://   both in one store, which any number of gateways share. The data folder has the files of
+            this gateway: its mark of the store, its audit trail, its usage files. The rows of the
+            catalog are in the storage itself, or behind the nodes of the metadata service
 
-Reads of the storage get a deadline (`with_read_deadline`): they are answered within
-READ_DEADLINE_S, or refused. What one stalled read would hold up for ever, an owner's lines or an
-operator's question, then asks again.
+Reads of the storage get a deadline (`with_read_deadline`). They are answered within
+READ_DEADLINE_S, or refused. So a stalled read does not hold up an owner's lines or an operator's
+request for ever; its caller reads again.
 
 Writes pass through. Publishing has its own deadline (gateway.publish.commits). A cursor write has
-none, and must not: whether it came about would be unknown, and with it whether messages that are
-given at most once may be pushed (R23), and nobody who waits for a confirmed ack would get an answer
-either (R29). It is kept until it is answered; meanwhile deliveries go on under the epoch there is.
-The tail's reads of the log have a deadline of their own, and keep their place.
+none, and must not have one, because its outcome would be unknown. Then it would be unknown too
+whether messages that are given at most once may be pushed (R23), and a confirmed ack would get no
+answer (R29). The write is kept until it is answered; meanwhile deliveries go on under the current
+epoch. The tail's reads of the log have a deadline of their own, and keep their place.
 """
 
 import asyncio
@@ -75,34 +75,34 @@ from storage.sqlite.store import SqliteStorage
 
 _RANDOM: Final = Random()
 LOCK: Final = "gateway"
-"""Name of the lock of a data folder, which belongs to one gateway."""
+"""Name of the lock file of a data folder, which belongs to one gateway."""
 
 
 @dataclass(slots=True)
 class Stores:
-    """Stores that are open. `keyring` None: nothing is sealed; `backups` None: what is kept is not
-    in files of this machine."""
+    """Stores that are open. `keyring` None: nothing is sealed. `backups` None: the data is not in
+    files of this machine."""
 
     metadata: CatalogService
     storage: Storage
     keyring: Keyring | None
     backups: Backups | None
     rest: AsyncExitStack
-    """Closed after both."""
+    """Other resources, which are closed after both."""
     pool: RatePool | None = None
-    """Where rates are shared with other gateways. None: there are none."""
+    """Pool by which rates are shared with other gateways. None: there are no others."""
     may_be_away: bool = False
-    """Whether a part of the storage may be away, for which no start waits."""
+    """Whether a part of the storage may be away without delaying a start."""
     clusters: Callable[[Principal | None], Awaitable[list[ClusterDescription]]] | None = None
-    """Describes the storage clusters. None: there are none."""
+    """Function that describes the storage clusters. None: there are none."""
 
 
 async def open_stores(config: Config, *, on_fatal: OnFatal) -> Stores:
     """Open both, for `config.storage`.
 
     Raises:
-        TocsinError: one of them cannot be stack; the text says what to do.
-        OSError: the data folder fails.
+        TocsinError: one of them cannot be opened; the text says what to do.
+        OSError: the data folder cannot be made or used.
     """
     await asyncio.to_thread(config.data_dir.mkdir, 0o700, parents=True, exist_ok=True)
     if config.storage == SQLITE:
@@ -141,17 +141,17 @@ async def _open_embedded(config: Config, on_fatal: OnFatal) -> Stores:
 
 
 def _check_folder(data_dir: Path, store: Path) -> None:
-    if (data_dir / MANIFEST_FILE).exists():  # R30: of what follows it knows nothing
+    if (data_dir / MANIFEST_FILE).exists():  # a backup is not marked as an older history (R30)
         raise Refused(
             "storage_unavailable",
-            f"{data_dir} is a backup: `tocsin admin restore {data_dir} --data-dir …` makes a "
-            "data folder of it",
+            f"{data_dir} is a backup. To make a data folder of it, run `tocsin admin restore "
+            f"{data_dir} --data-dir …`",
         )
     if store.exists() and not (data_dir / CATALOG_FILE).exists():
         raise Refused(
             "storage_unavailable",
-            f"{data_dir} has a {STORE_FILE} without its {CATALOG_FILE}: put that back, or move "
-            "the store away to begin anew",
+            f"{data_dir} has a {STORE_FILE}, but no {CATALOG_FILE}. Put that back, or move the "
+            "store away to begin anew",
         )
 
 
@@ -163,8 +163,8 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
     if (data_dir / STORE_FILE).exists():
         raise Refused(
             "storage_unavailable",
-            f"{data_dir} has a {STORE_FILE}, and messages are to be kept in {home.shown}: they "
-            "are not moved there by themselves; name another data folder (TOCSIN_DATA_DIR)",
+            f"{data_dir} has a {STORE_FILE}, but messages are to be kept in {home.shown}. They are "
+            "not moved there automatically. Name another data folder with TOCSIN_DATA_DIR",
         )
     async with AsyncExitStack() as stack:
         lock = await asyncio.to_thread(lock_store, data_dir / LOCK)
@@ -213,15 +213,15 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
 async def open_metadata(
     config: Config, shard: CatalogShard, stack: AsyncExitStack, on_fatal: OnFatal
 ) -> CatalogService:
-    """Open the catalog over the storage's `shard`, or over the metadata service; `stack` closes it.
-    Beats go to the storage in any case: it is what fences owners, and a metadata service that is
-    away must not make gateways look gone.
+    """Open the catalog over the storage's `shard`, or over the metadata service. `stack` closes it.
+    Beats go to the storage in any case, because the storage fences owners, and a metadata service
+    that is away must not make gateways look gone.
 
     Raises:
-        Refused: nobody answers, or it is not the catalog that was here before; a file of the
-            settings cannot be read.
+        Refused: the catalog does not answer, or is not the one that was here before, or a file of
+            the settings cannot be read.
         Unknown: too few copies answer in time.
-        OSError: the data folder fails.
+        OSError: the data folder cannot be used.
     """
     database = RedisDatabase(shard)
     if not config.metadata_urls:
@@ -252,7 +252,7 @@ def node_client(config: Config, urls: tuple[str, ...]) -> NodeClient:
         except OSError as error:
             raise Refused(
                 "storage_unavailable",
-                f"TOCSIN_METADATA_CA_FILE is {config.metadata_ca_file}, which cannot be used: "
+                f"the file in TOCSIN_METADATA_CA_FILE, {config.metadata_ca_file}, cannot be used: "
                 f"{error}",
             ) from None
     asker = HttpNodeTransport(config.metadata_token, context, body_bytes_max=BODY_BYTES_MAX)
@@ -265,7 +265,7 @@ READS: Final = frozenset(
     {"read", "read_each", "read_side", "offset_at"}
     | {name for name in vars(StorageInspection) if not name.startswith("_")}
 )
-"""Calls that change nothing."""
+"""Names of the calls that change nothing."""
 
 
 def with_read_deadline(storage: Storage) -> Storage:
@@ -274,7 +274,7 @@ def with_read_deadline(storage: Storage) -> Storage:
 
 
 class _BoundedReads:
-    """A storage of 40 calls, of which a few are bounded: the others are its own."""
+    """A storage whose READS have a deadline. Its other calls are passed through."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -285,9 +285,12 @@ class _BoundedReads:
 
 
 async def _answer_in_time(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Await a call. Raises Refused: storage_unavailable: it did not answer, and was given up."""
+    """Await a call. Raises Refused(storage_unavailable) if it is not answered in time; the call is
+    cancelled."""
     try:
         async with asyncio.timeout(limits.READ_DEADLINE_S):
             return await call(*args, **kwargs)
     except TimeoutError:
-        raise Refused("storage_unavailable", "the storage does not answer a read", 1.0) from None
+        raise Refused(
+            "storage_unavailable", "the storage does not answer a read: try again", 1.0
+        ) from None

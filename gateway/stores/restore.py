@@ -1,7 +1,7 @@
-"""Verify a backup or a data folder at rest, and restore a backup (R30).
+"""Check of a backup or a data folder at rest, and restoration of a backup (R30).
 
-A restored data folder is usable from one moment on, when its catalog gets its name: until then the
-broker refuses it, because it has a store without a catalog.
+A restored data folder becomes usable when its catalog gets its final name. Until then the broker
+refuses it, because it has a store without a catalog.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ from storage.sqlite.verify import StoreReport, verify_store
 
 LOCK_FILE: Final = str(Path(STORE_FILE).with_suffix(".lock"))
 RAISED_BITS: Final = 22
-"""Each restore raises the generations by a number drawn from so many bits: two restores of one
-backup must differ, and a thousand restores one after another must fit into 32 bits."""
+"""Number of bits of the random number by which each restore raises the generations. Two restores of
+one backup must differ, and a thousand restores one after another must fit into 32 bits."""
 _RESTORING: Final = f"{CATALOG_FILE}.restoring"
 
 
@@ -51,39 +51,43 @@ class VerifiedBackup(msgspec.Struct, kw_only=True):
 
     folder: str
     kind: str
-    """backup or data"""
+    """Kind of the folder, `backup` or `data`."""
     findings: list[str]
-    """A sentence for each damage; empty: there is none."""
+    """A sentence for each damage; empty if there is none."""
     incarnation: str
     rows: dict[str, int]
     damaged: dict[str, int]
-    """Rows by table; tables without damage are left out."""
+    """Number of damaged rows by table. Tables without damage are left out."""
     quarantined: int
-    """Records that the broker itself found damaged and put aside: known, and no finding."""
+    """Number of records that the broker itself has found damaged and put aside. They are known, and
+    no findings."""
     sealed: int
-    """Records whose payloads are sealed."""
+    """Number of records whose payloads are sealed."""
     opened: bool
-    """Whether these were opened, too, and not only their checksums looked at."""
+    """Whether these were opened too, instead of only checking their checksums."""
     master_key_id: str
-    """Id of the master key that opens them; empty: nothing is sealed."""
+    """Id of the master key that opens them; empty if nothing is sealed."""
     began_unix_ms: int | None = None
-    """Time of a backup."""
+    """Time of a backup; None for a data folder, or without a manifest."""
 
 
 Opener = Callable[[Sequence[DataKey]], Sealer | None]
-"""Returns what opens payloads under these data keys; None: their master key is not there."""
+"""Function that returns a sealer to open payloads under these data keys; None: their master key is
+not known."""
 
 
 def verify(
     folder: Path, progress: BackupProgress, opener: Opener = lambda _: None
 ) -> VerifiedBackup:
-    """Look through a backup or the data folder of a broker that does not run; changes nothing.
+    """Check a backup, or the data folder of a stopped broker. Changes nothing.
 
     Raises:
         BackupError: it is neither, or a broker runs on it.
     """
     if not (folder / STORE_FILE).exists() and not (folder / MANIFEST_FILE).exists():
-        raise BackupError(f"{folder} is neither a backup nor a data folder: no {STORE_FILE} in it")
+        raise BackupError(
+            f"{folder} is neither a backup nor a data folder, because it has no {STORE_FILE}"
+        )
     is_data = (folder / LOCK_FILE).exists()
     manifest = None
     findings: list[str] = []
@@ -123,7 +127,7 @@ def _master_key_id(rows: Sequence[DataKey]) -> str:
 def _compare_to_manifest(
     folder: Path, manifest: Manifest, progress: BackupProgress
 ) -> Iterator[str]:
-    """Yield what is not as the manifest says."""
+    """Yield a sentence for each difference from the manifest."""
     advance = sum_progress(progress, "bytes checked", manifest.bytes)
     for name in FILES:
         try:
@@ -139,17 +143,17 @@ def _compare_to_manifest(
 def _cross_check(
     store: StoreReport, catalog: CatalogReport, manifest: Manifest | None
 ) -> list[str]:
-    """Return what does not fit together, as far as both files could be read."""
+    """Return a sentence for each contradiction between the files, if both could be read."""
     if not (store.schema_version and catalog.schema_version):
         return []
     findings = []
     if catalog.storage_incarnation != store.incarnation:
         findings.append(
-            f"the catalog belongs to a store of incarnation {catalog.storage_incarnation or '?'}, "
-            f"and this one is {store.incarnation or '?'}"
+            f"the catalog belongs to a store with the incarnation "
+            f"{catalog.storage_incarnation or '?'}, but this one has {store.incarnation or '?'}"
         )
     if manifest is not None and manifest.incarnation != store.incarnation:
-        findings.append(f"the manifest is of incarnation {manifest.incarnation}")
+        findings.append(f"the manifest has another incarnation, {manifest.incarnation}")
     unknown = store.queue_ids - catalog.ids
     if unknown:
         findings.append(f"the store has {len(unknown)} queues that the catalog never knew")
@@ -158,7 +162,7 @@ def _cross_check(
 
 @contextlib.contextmanager
 def _locked(data_dir: Path) -> Iterator[None]:
-    """Keep brokers out of the data folder meanwhile. Raises BackupError."""
+    """Keep brokers out of the data folder during the block. Raises BackupError."""
     try:
         lock = lock_store(data_dir / STORE_FILE)
     except Refused as error:
@@ -183,22 +187,22 @@ class Restored(msgspec.Struct, kw_only=True):
     """The new incarnation; `incarnation_before` is the backup's."""
     incarnation_before: str
     began_unix_ms: int
-    """Time before which everything that was acknowledged is there."""
+    """Time of the backup's beginning. Everything that was acknowledged before is restored."""
     queues: int
     damaged: int
-    """Rows of partitions and cursors that were damaged in the backup already."""
+    """Number of rows of partitions and cursors that were already damaged in the backup."""
     master_key_id: str
-    """Id of the master key that its messages need; empty: none is sealed."""
+    """Id of the master key that its messages need; empty if none is sealed."""
     tokens: int
-    """Number of tokens that admit again, also of those that were revoked after the backup."""
+    """Number of tokens that are good again, including those that were revoked after the backup."""
 
 
 def restore(backup: Path, data_dir: Path, progress: BackupProgress) -> Restored:
-    """Make a data folder of a backup: a new incarnation, with all generations raised.
+    """Make a data folder of a backup, with a new incarnation and with all generations raised.
 
     Raises:
-        BackupError: the backup is damaged or was not finished, the data folder has something in
-            it or belongs to a running broker. Nothing is left in the data folder.
+        BackupError: the backup is damaged or was not finished, or the data folder is not empty or
+            belongs to a running broker. Nothing is left in the data folder.
     """
     manifest = read_manifest(backup)
     for name in FILES:
@@ -208,10 +212,10 @@ def restore(backup: Path, data_dir: Path, progress: BackupProgress) -> Restored:
             _check_empty(data_dir)
     made = _make(data_dir)
     with _locked(data_dir):
-        _check_empty(data_dir)  # nobody came between
+        _check_empty(data_dir)  # another process may have used it in between
         with _undo_on_error(data_dir, made=made):
             _copy(backup, data_dir, manifest, progress)
-    # From here on it is the missing catalog that keeps a broker away.
+    # From here on the missing catalog keeps a broker away, instead of the lock.
     with _undo_on_error(data_dir, made=made):
         return _renew(backup, data_dir, manifest)
 
@@ -224,13 +228,13 @@ def _check_empty(data_dir: Path) -> None:
     if there:
         more = ", …" if there[3:] else ""
         raise BackupError(
-            f"{data_dir} is not empty ({', '.join(there[:3])}{more}): restore into a folder of its "
-            "own, or move away what is there"
+            f"{data_dir} is not empty ({', '.join(there[:3])}{more}). Restore into a folder of its "
+            "own, or move these files away"
         )
 
 
 def _make(data_dir: Path) -> bool:
-    """Make the data folder. Returns whether it was not there."""
+    """Make the data folder. Returns whether it did not exist before."""
     made = not data_dir.exists()
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -242,8 +246,8 @@ def _make(data_dir: Path) -> bool:
 
 @contextlib.contextmanager
 def _undo_on_error(data_dir: Path, *, made: bool) -> Iterator[None]:
-    """Remove everything from the folder when the block fails: it was empty, and nobody else uses
-    it."""
+    """Remove everything from the folder if the block fails. The folder was empty, and no other
+    process uses it."""
     try:
         yield
     except BaseException as error:
@@ -266,7 +270,7 @@ def _copy(backup: Path, data_dir: Path, manifest: Manifest, progress: BackupProg
         found = digest(backup / name, advance, copy_to=data_dir / target)
         if found != manifest.files[name].sha256:
             raise BackupError(
-                f"{backup / name} is damaged: it does not match the manifest's checksum; "
+                f"{backup / name} is damaged: it does not match the manifest's checksum. "
                 "`tocsin admin verify` says more"
             )
 
@@ -283,7 +287,9 @@ def _renew(backup: Path, data_dir: Path, manifest: Manifest) -> Restored:
             partitions=partitions,
         )
         if renewed.queue_ids - known:
-            raise BackupError(f"{backup}: its store has queues that its catalog never knew")
+            raise BackupError(
+                f"{backup} is damaged: its store has queues that its catalog never knew"
+            )
         groups = {group.group_id for group in contents.groups}
         catalog.drop_again(_dropped_meanwhile(renewed, set(partitions), groups))
         catalog.forget_memberships()
@@ -309,8 +315,8 @@ def _renew(backup: Path, data_dir: Path, manifest: Manifest) -> Restored:
 def _dropped_meanwhile(
     renewed: RenewedStore, queue_ids: set[str], group_ids: set[str]
 ) -> list[str]:
-    """Return queues and groups that were deleted between the copy of the store and that of the
-    catalog: the broker drops them from the store at its start."""
+    """Return the ids of queues and groups that were deleted between the copy of the store and that
+    of the catalog. The broker drops them from the store at its start."""
     groups = {
         group_id
         for queue_id, group_id in renewed.groups

@@ -275,4 +275,4 @@ async def test_a_kill_costs_the_minute_and_a_stop_nothing(tmp_path: Path) -> Non
     for by in ("queue", "tenant", "minute"):
         shown = [json.loads(line) for line in run("usage", server, "--by", by, "--json").split()]
         assert sum(row["messages_in"] for row in shown) == 3
-    assert "Nothing was used" in run("usage", server, "--since", "2999-01-01")
+    assert "There is no usage" in run("usage", server, "--since", "2999-01-01")

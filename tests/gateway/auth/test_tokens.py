@@ -275,7 +275,7 @@ async def test_a_certificate_is_mapped_and_no_token_is_made(operator: Admin) -> 
         (["create", "a", "--right", "read:x", "--expires", "0d"], "for '--expires'"),
         (
             ["create", "a", "--right", "read:x", "--limits", "messages=soon"],
-            "a rate is like 1000/s",
+            "which is no rate: write for example 1000/s",
         ),
         (["create", "a", "--right", "read:x", "--limits", "failures=1/s"], "one of connections"),
         (["create", "operator", "--right", "read:x"], "invalid_name"),

@@ -62,13 +62,13 @@ async def test_rotate_makes_a_key_in_front_of_the_old_one(
     new, old = read_keys(file)
     assert old == OLD
     assert (
-        f"under the master key {LocalMasterKey(new).key_id} now, before {OLD_ID}: 1 data key."
+        f"The master key {LocalMasterKey(new).key_id} now encrypts 1 data key, instead of {OLD_ID}."
         in (result.output)
     )
     assert f"{file} has both" in result.output
     assert new.hex() not in result.output
     shown = (await run("master-key", "show", "--data-dir", data_dir)).output
-    assert f"Former ones beside it: {OLD_ID}." in shown
+    assert f"Former ones: {OLD_ID}." in shown
 
 
 async def test_rotate_takes_a_key_from_a_file_or_the_environment(
@@ -79,7 +79,7 @@ async def test_rotate_takes_a_key_from_a_file_or_the_environment(
     result = await run(*rotate, "--new-key-file", tmp_path / "new", "--json")
     assert json.loads(result.stdout)["master_key_id"] == NEW_ID
     result = await run(*rotate, "--new-key-file", tmp_path / "none")
-    assert (result.exit_code, "is not there" in result.output) == (1, True)
+    assert (result.exit_code, "does not exist" in result.output) == (1, True)
     monkeypatch.setenv("TOCSIN_NEW_MASTER_KEY", OLD.hex())
     assert (await run(*rotate)).exit_code == 0
     assert read_keys(file) == [OLD, NEW]
@@ -102,7 +102,7 @@ async def test_a_key_from_the_environment_is_the_operators_to_put_there(tmp_path
 async def test_without_encryption_there_is_nothing_to_rotate(tmp_path: Path) -> None:
     async with serving(tmp_path / "plain", encryption=False):
         result = await run("master-key", "rotate", "--data-dir", tmp_path / "plain")
-        assert (result.exit_code, "encryption is off" in result.output) == (1, True)
+        assert (result.exit_code, "TOCSIN_ENCRYPTION is off" in result.output) == (1, True)
 
 
 # --- Files at rest -------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ async def test_verify_opens_what_is_sealed_where_it_has_the_key(
     assert (await run("backup", backup, "--data-dir", data_dir)).exit_code == 0
     result = await run("verify", backup)
     assert result.exit_code == 0
-    assert f"2 records sealed, not opened: without the master key {OLD_ID}" in result.output
+    assert f"2 records sealed, not opened, for lack of the master key {OLD_ID}" in result.output
     result = await run("verify", backup, "--master-key-file", file)
     assert (result.exit_code, "2 records sealed, opened" in result.output) == (0, True)
     replace_keys(tmp_path / "other", [NEW])

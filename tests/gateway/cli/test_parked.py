@@ -151,8 +151,8 @@ async def test_the_command_lists_and_decides(session: Session, run: Callable[...
 async def test_a_command_that_is_wrong_says_why(session: Session, run: Callable[..., Any]) -> None:
     """P12."""
     for arguments, code, text in (
-        (("retry", "orders", "billing"), 2, "Give one of KEY, --hash and --all."),
-        (("retry", "orders", "billing", "user-7", "--all"), 2, "Give one of"),
+        (("retry", "orders", "billing"), 2, "Give exactly one of KEY, --hash and --all."),
+        (("retry", "orders", "billing", "user-7", "--all"), 2, "Give exactly one of"),
         (("retry", "orders", "billing", "user-9"), 1, "not_parked: the key 'user-9'"),
         (("retry", "orders", "billing", "--hash", "x"), 1, "invalid_request"),
         (("list", "orders", "other"), 1, "group_not_found"),

@@ -131,7 +131,7 @@ def test_keys_are_read_as_hex_or_base64_with_remarks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "is not there"),
+        (None, "does not exist"),
         (b"", "has no key in it"),
         (b"s3cret", "is damaged: each line"),
         (b"\xff" * 70_000, "too large"),
@@ -242,7 +242,7 @@ async def test_what_was_sealed_is_read_when_encryption_is_off_and_needs_its_key(
     assert ring.sealer.seal(P0, HEADER, PAYLOAD, 1) == PAYLOAD
     assert len(catalog.rows) == 1
     os.unlink(file)
-    with pytest.raises(Refused, match="is not there"):
+    with pytest.raises(Refused, match="does not exist"):
         await opened(catalog, master_key_file=file, encryption=False)
 
 
@@ -252,7 +252,7 @@ async def test_a_wrong_master_key_is_refused_and_changes_nothing(
     """P13: not a store of which every record is taken for damaged."""
     await (await opened(catalog, master_key_file=file)).close()
     rows = dict(catalog.rows)
-    with pytest.raises(Refused, match=f"{master_id(OLD)}, and TOCSIN_MASTER_KEY .*another one"):
+    with pytest.raises(Refused, match=f"{master_id(OLD)}, but TOCSIN_MASTER_KEY .*another one"):
         await opened(catalog, master_key=(NEW,))
     forged = {
         key_id: DataKey(
@@ -274,7 +274,7 @@ async def test_a_master_key_is_never_made_where_one_was(
     path = tmp_path / "tocsin" / "master.key"
     with caplog.at_level(logging.WARNING):
         await (await opened(catalog)).close()
-    assert f"A master key was made in {path}: without this file" in caplog.text
+    assert f"A master key was made in {path}. Without this file" in caplog.text
     assert read_keys(path)[0].hex() not in caplog.text
     caplog.clear()
     await (await opened(catalog)).close()
@@ -290,7 +290,7 @@ async def test_a_master_key_that_others_may_read_is_told_of(
 ) -> None:
     os.chmod(file, 0o640)
     await (await opened(catalog, master_key_file=file)).close()
-    assert "others may read the master key" in caplog.text
+    assert "other users can read the master key" in caplog.text
 
 
 # --- Rotation ------------------------------------------------------------------------------------
@@ -534,7 +534,7 @@ async def test_a_service_that_is_down_damages_nothing(catalog: Catalog, service:
     sealed = first.sealer.seal(P0, HEADER, PAYLOAD, 1)
     ring = await opened(catalog, master_key_provider="our_kms:key")
     service.is_down = True
-    with pytest.raises(Refused, match=r"cannot be asked \(ConnectionError"):
+    with pytest.raises(Refused, match=r"its provider failed \(ConnectionError"):
         ring.sealer.unseal(P0, HEADER, sealed)
     with pytest.raises(Refused, match="no route to the service"):
         await opened(catalog, master_key_provider="our_kms:key")

@@ -69,9 +69,9 @@ def test_limits_are_read(text: str, limits: Limits) -> None:
         ("messages=1.5/s", "like 1000/s"),
         ("messages=1/day", "like 1000/s"),
         ("messages=1K/s", "like 1000/s"),
-        ("messages=1/s+0", "a burst is at least 1"),
-        ("bytes=1/s+2097151", "a burst is at least 2097152, as many as one message may have"),
-        ("connections=1/s+0", "a burst is at least 1"),
+        ("messages=1/s+0", "it must be at least 1,"),
+        ("bytes=1/s+2097151", "it must be at least 2097152, because one message"),
+        ("connections=1/s+0", "it must be at least 1,"),
         ("messages=1/s,messages=2/s", "twice"),
         ("messages=1/s,", "one of"),
         ("speed=1/s", "one of connections, requests"),
@@ -232,7 +232,9 @@ def test_sessions_are_bounded_and_their_end_makes_room() -> None:
     held = [limiter.allowance(WHO, None) for _ in range(3)]
     held[0].open(now=0.0)
     held[1].open(now=0.0)
-    with pytest.raises(Refused, match="too_many: this principal has 2 sessions open") as refused:
+    with pytest.raises(
+        Refused, match="too_many: this principal may have at most 2 open sessions"
+    ) as refused:
         held[2].open(now=0.0)
     assert refused.value.retry_after_s == 1.0
     limiter.allowance(OTHER, None).open(now=0.0)

@@ -360,7 +360,7 @@ async def test_whom_a_restored_folder_lets_in_again_is_said(broker: Broker, tmp_
     result = await run("restore", backup, "--data-dir", tmp_path / "restored")
     assert result.exit_code == 0
     assert "Restored 1 queue to" in result.output
-    assert "with 1 token: revoke anew what was revoked since" in result.output
+    assert "has the 1 token of the backup. Revoke anew those" in result.output
     again = await opened(tmp_path / "restored")
     assert again.metadata.tokens.find("abcdefgh") is not None
     await again.stop()

@@ -40,7 +40,9 @@ async def test_no_payload_is_plain_in_any_file(embedded: Embedded) -> None:
     rewrite(embedded, 1 << 40, payload=payload[:-1] + b"?")
     store = await embedded.open(sealer=sealer)
     (damage,) = (await store.read(P0, 0, 10**6)).damage
-    assert damage.reason == "it does not open: it was changed, or belongs elsewhere"
+    assert damage.reason == (
+        "its payload cannot be opened, because it was changed or belongs elsewhere"
+    )
     await embedded.close()
     assert embedded.sql("SELECT reason FROM quarantine") == [(damage.reason,)]
     assert body(2) not in bytes_on_disk(embedded.path.parent)
