@@ -1,17 +1,18 @@
-"""Counts that outlive a kill -9: what has happened, and what of it is accounted for in files.
+"""Counts that outlive a kill -9: of events that happened, and of those that are in files.
 
-The loop counts what happens, the writer what it has written; at the next start what lies between
-the two, and in no file, was lost with the process.
+The loop counts events when they happen, and the writer counts those that it has written. At the
+next start, the difference that is in no file was lost with the process.
 
-    in memory   one page of a tmpfs, mapped: counting is a store and waits for no disk, and what was
-                counted stays when the process is killed, as long as its machine, or its container,
-                is not: magic, gateway, what has happened (4)
-    on disk     the folder's file `counts`, written by the writer behind each chunk: magic, gateway,
-                number of the file that is being written, when the counting began (unix us), what
-                had happened (4), what stands in the files before that one (4)
+    in memory   one mapped page of a tmpfs. Counting is a store to memory, which waits for no disk.
+                The counts survive a kill of the process, while its machine or container runs. The
+                page holds magic, gateway, counts of events that have happened (4)
+    on disk     the file `counts` in the folder, which the writer writes after each chunk. It holds
+                magic, gateway, number of the file that is being written, beginning of the counting
+                (unix us), counts of events that had happened (4), counts of events in the files
+                before that one (4)
 
-Both in u64, little-endian. Where there is no tmpfs, or it was lost, what the file says is the
-truth: what happened behind its last writing is in no count.
+All numbers are u64, little-endian. If there is no tmpfs, or it was lost, the file alone counts.
+Events after its last writing are then in no count.
 """
 
 import contextlib
@@ -27,14 +28,14 @@ CERTIFIED: Final = 1
 DISPATCHED: Final = 2
 SETTLED: Final = 3
 KINDS: Final = 4
-"""Places in counts: lines, and messages of each kind."""
+"""Number of places in counts: lines, and messages of each kind."""
 
 Counts = list[int] | memoryview
-"""KINDS numbers: a list, or what is shared with the next start."""
+"""KINDS numbers, in a list or in memory that is shared with the next start."""
 
 NAME: Final = "counts"
 MEMORY: Final = Path("/dev/shm")
-"""Where Linux has one."""
+"""Path of the tmpfs on Linux."""
 _MOUNTS: Final = Path("/proc/self/mounts")
 MAGIC: Final = int.from_bytes(b"tocsinL2", "little")
 _FORM: Final = struct.Struct(f"<{4 + 2 * KINDS}Q")
@@ -50,11 +51,12 @@ class LeftCounts(NamedTuple):
     began_unix_us: int
     happened: tuple[int, ...]
     accounted: tuple[int, ...]
-    """In the files before `number`."""
+    """Counts of events in the files before `number`."""
 
 
 def memory() -> Path | None:
-    """Where a page outlives its process and never waits for a disk. None: nowhere here."""
+    """Return a folder in which a page outlives its process and never waits for a disk. None: this
+    machine has none."""
     with contextlib.suppress(OSError):
         for line in _MOUNTS.read_text().splitlines():
             _, place, kind, *_ = line.split()
@@ -69,19 +71,19 @@ def page_of(gateway: str) -> str:
 
 
 class SharedCounts:
-    """Counts of a gateway, in memory and on disk. Raises OSError: the file cannot be made."""
+    """Counts of a gateway, in memory and on disk. Raises OSError if the file cannot be made."""
 
     def __init__(
         self, folder: Path, gateway: str, began_unix_us: int, tmpfs: Path | None = None
     ) -> None:
-        """`tmpfs` None: there is none."""
+        """Make the file, and the page if there is a `tmpfs`."""
         self._path = folder / NAME
         self._gateway = gateway
         self._began_unix_us = began_unix_us
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._file = os.open(self._path, flags, 0o600)
         self.happened: Counts = [0] * KINDS
-        """The loop's."""
+        """Counts of events that have happened. Only the loop changes them."""
         self._page: Path | None = None
         if tmpfs is not None:
             with contextlib.suppress(OSError):
@@ -92,7 +94,7 @@ class SharedCounts:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(path, flags, 0o600)
         try:
-            # Written, not extended: a page without its place would be a SIGBUS later.
+            # Written, not extended, because a page without space would cause a SIGBUS later.
             head = _PAGE_FORM.pack(MAGIC, int(self._gateway, 16), *[0] * KINDS)
             os.write(file, head.ljust(mmap.PAGESIZE, b"\0"))
             words = memoryview(mmap.mmap(file, mmap.PAGESIZE)).cast("Q")
@@ -105,14 +107,14 @@ class SharedCounts:
         self._page = path
 
     def save(self, number: int, accounted: Sequence[int]) -> None:
-        """File `number` is written now; those before it have `accounted` in all. The writer's.
-        Raises OSError: the file says what it said before."""
+        """Save that file `number` is being written, and that the files before it have `accounted`
+        in all. Only the writer calls it. Raises OSError if the file is unchanged."""
         happened = [self.happened[kind] for kind in range(KINDS)]
         head = (MAGIC, int(self._gateway, 16), number, self._began_unix_us)
         os.pwrite(self._file, _FORM.pack(*head, *happened, *accounted), 0)
 
     def remove(self) -> None:
-        """Everything is accounted for. The writer's."""
+        """Remove file and page, because everything is accounted for. Only the writer calls it."""
         os.close(self._file)
         self._path.unlink(missing_ok=True)
         if self._page is not None:
@@ -120,8 +122,8 @@ class SharedCounts:
 
 
 def left_in(folder: Path, tmpfs: Path | None = None) -> LeftCounts | None:
-    """Return what the process that counted here before has left. None: nothing, or it cannot be
-    read."""
+    """Return the counts that the previous process in this folder has left. None: there are none, or
+    they cannot be read."""
     try:
         words = _FORM.unpack_from((folder / NAME).read_bytes())
     except (OSError, struct.error):
@@ -140,18 +142,19 @@ def left_in(folder: Path, tmpfs: Path | None = None) -> LeftCounts | None:
 
 
 def _own(path: Path) -> bytes:
-    """A page that we wrote: anybody may put something there. Raises OSError: there is none."""
+    """Read a page that our own user wrote, because any user can create files there. Raises OSError
+    if there is none."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if os.fstat(file).st_uid != os.geteuid():
-            raise PermissionError(f"{path} is somebody else's")
+            raise PermissionError(f"{path} belongs to another user")
         return os.read(file, mmap.PAGESIZE)
     finally:
         os.close(file)
 
 
 def forget(folder: Path, left: LeftCounts, tmpfs: Path | None = None) -> None:
-    """Remove what a process left: it was reported."""
+    """Remove the counts that a process left, after they were reported."""
     (folder / NAME).unlink(missing_ok=True)
     if tmpfs is not None:
         with contextlib.suppress(OSError):

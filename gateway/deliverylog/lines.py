@@ -1,7 +1,7 @@
-"""The lines of the delivery log, as docs/operations/delivery-log.md documents them. Pure.
+"""The lines of the delivery log, which docs/operations/delivery-log.md documents. Pure.
 
-A field that has its default is left out of its line. Times are unix microseconds of the gateway's
-clock (`gateway.deliverylog.log`); runs are [partition, first offset, count].
+A field with its default value is left out of its line. Times are unix microseconds of the gateway's
+clock (`gateway.deliverylog.log`). Runs are [partition, first offset, count].
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,20 @@ from push.delivery import ranges_of
 from push.places import Durability
 
 SCHEMA: Final = 2
-"""Raised when a field changes or goes; new fields and kinds do not raise it."""
+"""Version of the lines. It is raised when a field changes or is removed, but not for new fields and
+kinds."""
 
 Runs = Sequence[tuple[int, int, int]]
 Named = list[int | str | None]
-"""[partition, when it was given out, first, last, first, last, …], as it is acked; or [partition,
-when, first, mask], the mask hexadecimal with 0x: its lowest bit is `first`, the next one is the
-offset behind it."""
+"""Deliveries of one push, as an ack names them: [partition, time when it was given out, first,
+last, first, last, …]. Or [partition, time, first, mask], with the mask in hexadecimal with 0x: its
+lowest bit is `first`, the next one is the following offset."""
 Pushes = list[Named]
-"""An entry for each push."""
+"""Deliveries of several pushes, an entry for each."""
 Packed = bytes
 Carrier = Literal["websocket", "long_poll", "http", "internal"]
-"""Carrier of a publish or delivery: `http` is a request, a publish or a pull; `internal` the broker
-itself."""
+"""Carrier of a publish or delivery. `http` is a request that publishes or pulls; `internal` is the
+broker itself."""
 Cause = Literal[
     "none",
     "backlog",
@@ -40,19 +41,19 @@ Cause = Literal[
     "lease",
     "replay",
 ]
-"""Why messages were not given out when they were certified:
+"""Causes for which messages were not given out at the moment when they were certified:
 
-none         they were
-backlog      they were read from the storage: their consumer came later, or was behind
+none         they were given out at that moment
+backlog      they were read from the storage, because their consumer came later, or was behind
 credit       no credit was open
-in_flight    as much was in flight as may be
+in_flight    the bound of messages in flight was reached
 socket       the client's socket was full
-paused       the queue was
+paused       the queue was paused
 moving       the partition changed its owner
 key_held     an earlier message of the key awaited retry, or was on its way
 key_backoff  they were nacked, or failed, and waited for their backoff
 key_parked   their key was parked, and was released
-lease        their earlier delivery ended: by its lease, or because its consumer was gone
+lease        their earlier delivery ended, because its lease ended or its consumer was gone
 replay       a reader started in the past, or had fallen behind
 """
 SettlementOutcome = Literal[
@@ -65,14 +66,14 @@ nacked         returned by their consumer
 expired        their lease ended
 returned       taken back without having counted: with an earlier message of their key, or because
                the consumer went, or came back without them
-dying          it is durable that they go to the dead letters, where they are not yet; what is
-               behind them of their keys goes on
+dying          it is durable that they go to the dead letters, but they are not there yet; later
+               messages of their keys go on
 dead_lettered  they are in the dead-letter queue, and settled here
-parked         their key was parked; the head of it
-gone           nothing is retained in their place any more: passed, and given to nobody
+parked         their key was parked; only its first message is logged
+gone           they are no longer retained; they were passed, and given to no consumer
 """
 Event = Literal["owned", "kept", "released"]
-"""Why a position is logged: an epoch begins; it goes on; it has ended."""
+"""Reasons why a position is logged: an epoch begins; it goes on; it has ended."""
 
 
 class _Line(msgspec.Struct, tag_field="kind", kw_only=True, omit_defaults=True, gc=False):
@@ -83,45 +84,46 @@ class _Line(msgspec.Struct, tag_field="kind", kw_only=True, omit_defaults=True, 
 
 class _Span(_Line, kw_only=True, gc=False):
     stepped_us: int = 0
-    """Sum of the wall clock's steps since the gateway began. All times of a line have it in them;
-    without it they are exact within one gateway."""
+    """Sum of the wall clock's steps since the gateway began. All times of a line contain it. Minus
+    this sum, times of one gateway can be compared exactly."""
     tenant: str
     queue: str
     queue_id: str
 
 
 class CertifiedLine(_Span, tag="certified", kw_only=True, gc=False):
-    """Messages that a session, or a request, published to a queue at one time and went with one
-    commit."""
+    """Messages that a session, or a request, published to a queue at one time, and that were
+    written with one commit."""
 
     runs: Runs = []
     outcome: Literal["certified", "unknown", "late"] = "certified"
-    """unknown: its publisher was told so, and it has no runs; late: it was certified after that."""
+    """unknown: its publisher was answered so, and it has no runs; late: it was certified after
+    that."""
     messages: int = 0
-    """Where that is not known by the runs: of what is unknown."""
+    """Number of messages of an unknown outcome, which has no runs."""
     producer: str | None = None
-    """The principal."""
+    """Name of the principal that published them."""
     session: str | None = None
     transport: Carrier
     level: Durability | None = None
     produced_unix_us: int | None = None
-    """Time of the oldest message; by the client's own clock where there is no `clock_offset_us`."""
+    """Time of the oldest message. Without `clock_offset_us` it is by the client's own clock."""
     clock_offset_us: int | None = None
-    """This clock less the client's, as the client estimated it."""
+    """This clock minus the client's, as the client estimated it."""
     accepted_unix_us: int
     asked_unix_us: int | None = None
-    """When it was handed to the storage."""
+    """Time when they were handed to the storage."""
     certified_unix_us: int | None = None
-    """When the storage said that they are as safe as the level wants. At `local` they may have to
-    wait then until what stands before them is safe, too."""
+    """Time when the storage answered that they are as safe as the level demands. At `local` they
+    may then have to wait until earlier messages are safe too."""
     bytes: int = 0
     """Size of the new messages, as JSON."""
     keys: Packed | None = None
-    """The key hashes, 8 bytes each, little-endian, in the order of the runs; 0: no key. In base64
-    in the line."""
+    """The key hashes, 8 bytes each, little-endian, in the order of the runs; 0: no key. The line
+    has them in base64."""
     duplicates: int = 0
     duplicate_runs: Runs = []
-    """Where the originals are."""
+    """Runs of the originals."""
     trace: str | None = None
     """A W3C trace id."""
 
@@ -132,22 +134,23 @@ class DispatchedLine(_Span, tag="dispatched", kw_only=True, gc=False):
 
     runs: Runs = []
     group: str | None = None
-    """None: a reader."""
+    """Name of the group; None: a reader."""
     session: str | None = None
     sessions: list[str] = []
-    """Readers that were given the same at once."""
+    """Readers that were given the same messages at once."""
     recipients: int = 1
     transport: Carrier | None = None
     attempt: int
     cause: Cause
     certified_unix_us: int | None = None
-    """None: this gateway was not there, or it is not the first time."""
+    """Time of certification; None: this gateway did not learn it, or this is not the first
+    delivery."""
     published_unix_ms: int
     """Time by the clock of the gateway that published it."""
     dispatched_unix_us: int
     written_unix_us: int | None = None
-    """When its socket took it (up to 64 KiB may wait there), or a poll or pull did. None: nobody
-    did, or that is not known."""
+    """Time when its socket took it (up to 64 KiB may wait there), or a poll or pull. None: it was
+    not taken, or that is not known."""
 
 
 class SettledLine(_Span, tag="settled", kw_only=True, gc=False):
@@ -156,13 +159,13 @@ class SettledLine(_Span, tag="settled", kw_only=True, gc=False):
     group: str
     session: str | None = None
     transport: Carrier | None = None
-    """None: its session had none at that moment."""
+    """Transport of its session; None: the session had none at that moment."""
     outcome: SettlementOutcome
     reason: str | None = None
     """Reason of dead letters: exhausted, rejected, expired, overflow, skipped."""
     settled_unix_us: int
     pushes: Pushes
-    """A time of None: that is not known."""
+    """The deliveries, by push. A time of None is not known."""
 
     @property
     def runs(self) -> Runs:
@@ -171,8 +174,8 @@ class SettledLine(_Span, tag="settled", kw_only=True, gc=False):
 
 
 class PositionLine(_Span, tag="position", kw_only=True, gc=False):
-    """Where a group stands in a partition, as the owner of an epoch knows it: everything below
-    `frontier` is settled, but for `open` messages."""
+    """Position of a group in a partition, as the owner of an epoch knows it. Everything below
+    `frontier` is settled, except `open` messages."""
 
     group: str
     group_id: str
@@ -182,22 +185,23 @@ class PositionLine(_Span, tag="position", kw_only=True, gc=False):
     at_unix_us: int
     frontier: int
     open: int = 0
-    """In flight, back, held, aside or dying; of `owned` those aside and dying alone, since what
-    else was passed and is not settled stands above the frontier."""
+    """Number of messages in flight, back, held, aside or dying. In `owned` only those aside and
+    dying count, because other messages that were passed and are not settled are above the
+    frontier."""
     dying: int = 0
     """Number of the open ones that are on their way to the dead letters."""
     ahead: int | None = None
-    """In `owned`: offset below which owners before had passed something. None: nothing above the
-    frontier."""
+    """Offset below which previous owners had passed messages, in `owned`. None: they had passed
+    none above the frontier."""
     certified_below: int | None = None
-    """In `owned`: offset below which everything had been certified by then, so that owners before
+    """Offset below which everything had been certified by then, in `owned`, so that previous owners
     may have given it. Later messages are new to the epoch."""
     is_clean: bool = False
     """Whether, in `released`, everything that was settled is durable."""
 
 
 class UnloggedLine(_Line, tag="unlogged", kw_only=True, gc=False):
-    """Numbers of spans, and of messages of each kind, that are not in the log."""
+    """Numbers of spans, and of messages of each kind, that are missing in the log."""
 
     stepped_us: int = 0
     since_unix_us: int
@@ -207,8 +211,8 @@ class UnloggedLine(_Line, tag="unlogged", kw_only=True, gc=False):
     dispatched: int
     settled: int
     reason: Literal["full", "failed", "killed"]
-    """full: it came faster than it could be written; failed: the disk did not take it; killed: the
-    process was, before it was written."""
+    """full: lines came faster than they could be written; failed: they could not be written to the
+    disk; killed: the process was killed before they were written."""
 
 
 class ClockSteppedLine(_Line, tag="clock", kw_only=True, gc=False):
@@ -226,13 +230,13 @@ class EndLine(_Line, tag="end", kw_only=True, gc=False):
     crc32: int
     """Checksum of all bytes before this line."""
     began_unix_ms: int | None = None
-    """When the process began, by its own clock."""
+    """Time when the process began, by its own clock."""
     number: int | None = None
-    """Which of its files this is, from 1."""
+    """Number of this file among those of the process, from 1."""
     recovered: bool = False
-    """Another start has finished it."""
+    """Whether a later start has finished it."""
     is_last: bool = False
-    """The process ended its log in order: there is no file behind this one."""
+    """Whether the process ended its log in order, so that no file follows this one."""
 
 
 Line = (
@@ -248,12 +252,13 @@ encode: Final = msgspec.json.Encoder().encode
 
 
 def as_written(pushes: list[bytes]) -> Pushes:
-    """Return pushes that were encoded one by one, for a line that is only to be encoded."""
+    """Return pushes that were encoded one by one, as the field of a line that will only be
+    encoded."""
     return cast(Pushes, msgspec.Raw(b"[" + b",".join(pushes) + b"]"))
 
 
 def runs_of(pushes: Pushes) -> Runs:
-    """Return the runs of pushes, in order. ValueError, TypeError, IndexError: something is no
+    """Return the runs of pushes, in order. Raises ValueError, TypeError or IndexError if one is no
     push."""
     runs: list[tuple[int, int, int]] = []
     for push in pushes:
@@ -267,5 +272,5 @@ def runs_of(pushes: Pushes) -> Runs:
 
 
 def messages_of(runs: Runs) -> int:
-    """How many."""
-    return sum([count for _, _, count in runs])  # a list: this is asked for each span
+    """Return the number of messages in runs."""
+    return sum([count for _, _, count in runs])  # a list is faster, and this runs for each span

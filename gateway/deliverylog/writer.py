@@ -1,9 +1,10 @@
-"""The writer of the delivery log: one thread, which alone touches its files.
+"""The writer of the delivery log, one thread, which alone touches its files.
 
-The loop hands it chunks of lines, with how much of each kind is in them, and never waits for it.
+The loop hands it chunks of lines, with counts of each kind in them, and never waits for it.
 
-What cannot be written is counted, and told by a line of its own as soon as writing works again;
-nothing is kept for later but that. The first failure is logged, and the first success after it.
+Lines that cannot be written are counted, and an `unlogged` line reports the counts as soon as
+writing works again. The lines themselves are not kept for later. The first failure is logged, and
+the first success after it.
 """
 
 import contextlib
@@ -32,14 +33,15 @@ from gateway.deliverylog.lines import SCHEMA, UnloggedLine, encode
 logger = logging.getLogger("tocsin.deliverylog")
 FOLDER: Final = "delivery"
 RETRY_S: Final = 1.0
-"""Until a file that could not be finished is tried again."""
+"""Time after which a write that failed is tried again."""
 
 
 Reason = Literal["full", "failed", "killed"]
 
 
 class Shortfall(TypedDict):
-    """How much is not in the log, since the process began: lines, and messages of each kind."""
+    """Numbers of lines, and of messages of each kind, that are missing in the log since the process
+    began."""
 
     spans: int
     certified: int
@@ -53,13 +55,14 @@ class LogStatus(TypedDict):
     written_bytes: int
     waiting_bytes: int
     is_failing: bool
-    """Nothing can be written now."""
+    """Whether nothing can be written now."""
     unlogged: Shortfall
 
 
 @dataclass(slots=True)
 class Missing:
-    """Lines that are not in the log, and are to be counted there. Times are unix microseconds."""
+    """Lines that are missing in the log, and are to be counted there. Times are unix
+    microseconds."""
 
     reason: Reason
     since_unix_us: int
@@ -76,17 +79,17 @@ class Missing:
 
 @dataclass(slots=True)
 class Chunk:
-    """Lines without their ends, in order, and what is in them."""
+    """Lines without their ends, in order, and counts of their contents."""
 
     lines: list[bytes] = field(default_factory=list)
     bytes: int = 0
-    """With their ends."""
+    """Size of the lines with their ends."""
     counts: Counts = field(default_factory=lambda: [0] * KINDS)
     since_unix_us: int = 0
     until_unix_us: int = 0
     stepped_us: int = 0
     lost: Missing | None = None
-    """Lines that came before these and had no room."""
+    """Earlier lines for which there was no room."""
 
 
 class LogWriter:
@@ -101,32 +104,35 @@ class LogWriter:
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`shared`: where counts outlive the process; None: nowhere."""
+        """Begin without the thread. `shared`: counts that outlive the process; None: there are
+        none."""
         self.counts: Counts = shared.happened if shared is not None else [0] * KINDS
         self.is_failing = False
-        """Nothing can be written now."""
+        """Whether nothing can be written now."""
         self._files = files
         self._gateway = gateway
         self._shared = shared
         self._now, self._wall = now, wall
         self._queue: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self._put_bytes = 0
-        """The loop's."""
+        """Number of bytes that the loop has handed over. Only the loop changes it."""
         self._done_bytes = 0
-        """The thread's, as is all that follows."""
+        """Number of bytes that the thread has worked off. Only the thread uses this and the
+        following attributes."""
         self._accounted = [0] * KINDS
         self._finished = [0] * KINDS
-        """Part of what is accounted for that stands in finished files."""
+        """Part of `_accounted` that is in finished files."""
         self._missing: list[Missing] = []
-        """Missing lines of each reason that no line has reported."""
+        """Missing lines of each reason that no line has reported yet."""
         self._unlogged = [0] * KINDS
         self._written_bytes = 0
         self._thread = threading.Thread(target=self._run, name="delivery log", daemon=True)
 
     @classmethod
     def open(cls, data_dir: Path, gateway: str, bounds: Bounds) -> "LogWriter":
-        """Open the log of a data folder, which the caller holds; what a start before left is
-        finished first. Blocks. What fails is logged: a log that cannot be written stops nobody."""
+        """Open the log of a data folder, which the caller has locked. Files that an earlier start
+        left are finished first. Blocks. Failures are only logged, because a log that cannot be
+        written must not stop the gateway."""
         folder, wall = data_dir / FOLDER, time.time()
         shared: SharedCounts | None = None
         try:
@@ -135,7 +141,7 @@ class LogWriter:
             recover(folder, tmpfs)
             shared = SharedCounts(folder, gateway, int(wall * 1_000_000), tmpfs)
         except OSError as error:
-            logger.error("the delivery log in %s: %s", folder, error)
+            logger.error("the delivery log in %s cannot be opened: %s", folder, error)
         writer = cls(LogFolder(folder, gateway, int(wall * 1000), bounds), gateway, shared)
         writer.start()
         return writer
@@ -148,7 +154,7 @@ class LogWriter:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that it was handed and has not worked off."""
+        """Number of bytes that it was handed and has not worked off."""
         return self._put_bytes - self._done_bytes
 
     def put(self, chunk: Chunk) -> None:
@@ -157,12 +163,12 @@ class LogWriter:
         self._queue.put(chunk)
 
     def stop(self, within_s: float) -> None:
-        """Write what it was handed, and end; blocks."""
+        """Write all chunks that it was handed, and end. Blocks for `within_s` at most."""
         self._queue.put(None)
         self._thread.join(within_s)
 
     def status(self) -> LogStatus:
-        """Return how the log is."""
+        """Return the state of the log."""
         spans, certified, dispatched, settled = self._unlogged
         return {
             "written_bytes": self._written_bytes,
@@ -192,7 +198,7 @@ class LogWriter:
                 break
             try:
                 self._take(chunk)
-            except Exception:  # a bug costs what it costs; the log goes on
+            except Exception:  # after a bug the log goes on without this chunk
                 logger.exception("a part of the delivery log was lost")
             self._done_bytes += chunk.bytes
             self._save_counts()
@@ -240,7 +246,7 @@ class LogWriter:
             del self._missing[0]
 
     def _write(self, data: bytes, lines: int, counts: Counts) -> bool:
-        """Whether it stands in the file; `counts` are accounted for then."""
+        """Write data, and return whether it is in the file. If so, `counts` are accounted for."""
         try:
             self._files.append(data, lines, now=self._now())
         except OSError as error:
@@ -256,7 +262,9 @@ class LogWriter:
 
     def _on_failure(self, error: OSError) -> None:
         if not self.is_failing:
-            logger.error("the delivery log cannot be written: %s; what it lacks is counted", error)
+            logger.error(
+                "the delivery log cannot be written: %s; the missing lines are counted", error
+            )
         self.is_failing = True
 
     def _finish_file(self, *, at_end: bool = False) -> None:
@@ -273,5 +281,5 @@ class LogWriter:
 
     def _save_counts(self) -> None:
         if self._shared is not None:
-            with contextlib.suppress(OSError):  # older ones are true, too: files tell what is new
+            with contextlib.suppress(OSError):  # older counts are valid too; files add the rest
                 self._shared.save(self._files.number, self._finished)

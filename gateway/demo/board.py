@@ -1,7 +1,8 @@
-"""Show the demo: its counts, as a table for a terminal or lines for a log, and the machine's load.
+"""Display of the demo: its counts, as a table for a terminal or lines for a log, and the machine's
+load.
 
-Times are monotonic seconds, handed in. The load of the machine is published as one JSON object for
-each device, from /proc; where there is none (not Linux), the load average is all there is.
+Callers pass times, in monotonic seconds. The load of the machine is one JSON object for each
+device, from /proc. Without /proc (not on Linux) there is only the load average.
 """
 
 import os
@@ -13,14 +14,14 @@ from pathlib import Path
 from typing import Final
 
 WINDOW_S: Final = 5.0
-"""Rates and latencies are those of the last so many seconds."""
+"""Window of the rates and latencies that are shown, in seconds."""
 _SAMPLES_MAX: Final = 20_000
 _BAR: Final = "▏▎▍▌▋▊▉█"
 _BAR_CELLS: Final = 10
 
 
 class Meter:
-    """Counts things and their latencies over the window."""
+    """Count things and their latencies over the window."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -32,7 +33,7 @@ class Meter:
         self._recent.append((now, latency_s))
 
     def per_s(self, now: float, since: float) -> float:
-        """The rate over the window, or since the start where that is later."""
+        """Return the rate over the window, or since `since` if that is later."""
         self._forget(now)
         return len(self._recent) / max(0.1, min(WINDOW_S, now - since))
 
@@ -52,7 +53,7 @@ class Meter:
 
 @dataclass
 class Device:
-    """The last that was heard of a key."""
+    """The last figures of a device, and the worker that received them."""
 
     figures: dict[str, object]
     partition: int
@@ -62,7 +63,7 @@ class Device:
 
 @dataclass
 class Board:
-    """Everything that is shown."""
+    """Everything that the demo shows."""
 
     url: str
     """Address of the broker."""
@@ -75,7 +76,7 @@ class Board:
     reader: Meter = field(default_factory=Meter)
     devices: dict[str, Device] = field(default_factory=dict)
     owners: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """Partition → (worker that was given its last message, when)."""
+    """Partition → (worker that received its last message, time of that)."""
     address: str = ""
     """Address to open in a browser."""
     redelivered: int = 0
@@ -86,19 +87,19 @@ class Board:
         self.address = self.address or f"{self.url}/demo"
 
     def partitions_of(self, worker: str) -> list[int]:
-        """Return the partitions that this worker is being given."""
+        """Return the partitions whose last messages this worker received."""
         return sorted(number for number, (owner, _) in self.owners.items() if owner == worker)
 
     def keys_of(self, worker: str) -> list[str]:
-        """The devices whose last figures went to this worker."""
+        """Return the devices whose last figures went to this worker."""
         return sorted(key for key, device in self.devices.items() if device.worker == worker)
 
 
 def first_line(url: str, *, has_token: bool) -> str:
-    """The line a log begins with."""
+    """Return the first line of a log."""
     line = f"Tocsin demo: open {url}/demo in a browser"
     if has_token:
-        line += "; `tocsin ticket --page demo` prints an address that lets it in"
+        line += "; `tocsin ticket --page demo` prints an address that lets the browser in"
     return line
 
 
@@ -122,9 +123,9 @@ def plain_line(board: Board, now: float) -> str:
 
 
 def table(board: Board, now: float, width: int, height: int) -> list[str]:
-    """The screen's lines, at most `height` of at most `width` columns."""
+    """Return the lines of the screen, at most `height` of at most `width` columns."""
     lines = [
-        f"Tocsin demo   {now - board.began:.0f} s   Ctrl-C ends it",
+        f"Tocsin demo   {now - board.began:.0f} s   stop it with Ctrl-C",
         _address(board, width),
         "",
         f"{'':<12}{'messages/s':>11}{'total':>10}{'p50 ms':>9}{'p99 ms':>9}   what",
@@ -145,8 +146,8 @@ def table(board: Board, now: float, width: int, height: int) -> list[str]:
         )
     below = [
         "",
-        f"redelivered {board.redelivered}   from others or before {board.others}",
-        "It is a whole broker. In another terminal:",
+        f"redelivered {board.redelivered}   of other publishers {board.others}",
+        "You can use this broker. Try in another terminal:",
         f"  tocsin consume machine --read --keys {board.watched}",
         "  tocsin queue show machine",
     ]
@@ -156,7 +157,8 @@ def table(board: Board, now: float, width: int, height: int) -> list[str]:
 
 
 def _address(board: Board, width: int) -> str:
-    """A ticket that is cut off would be a wrong one."""
+    """Return the line with the address. If it is too long, it has no ticket, because a ticket that
+    is cut off would not work."""
     line = f"Open {board.address}"
     if len(line) <= width or "#" not in line:
         return line
@@ -171,7 +173,7 @@ def _row(name: str, meter: Meter, board: Board, now: float, what: str) -> str:
 
 
 def _natural(key: str) -> tuple[str, int]:
-    """cpu2 before cpu10."""
+    """Return a sort key by which cpu2 comes before cpu10."""
     word = key.rstrip("0123456789")
     return (word, int(key[len(word) :] or 0))
 
@@ -222,7 +224,7 @@ _DISKS_MAX, _NETWORKS_MAX, _CPUS_MAX = 4, 4, 64
 
 
 def read_proc(name: str) -> str:
-    """The text of a file of /proc; empty when there is none."""
+    """Return the text of a file of /proc; empty if there is none."""
     try:
         return Path("/proc", name).read_text()
     except OSError:
@@ -230,7 +232,7 @@ def read_proc(name: str) -> str:
 
 
 class Machine:
-    """Looks at the machine; rates are between two looks."""
+    """Read the figures of the machine. Rates are those between two looks."""
 
     def __init__(self, read: Callable[[str], str] = read_proc) -> None:
         self._read = read
@@ -238,8 +240,8 @@ class Machine:
         self._at = 0.0
 
     def look(self, now: float) -> Figures:
-        """Every device's figures; `now` in monotonic seconds. The first look has no rates, and so
-        no CPUs, disks and networks."""
+        """Return the figures of every device; `now` is in monotonic seconds. The first look has no
+        rates, and so no CPUs, disks and networks."""
         elapsed_s = now - self._at
         self._at = now
         figures: Figures = {}
@@ -271,7 +273,7 @@ Counters = list[tuple[str, float, float]]
 
 
 def _cpus(stat: str) -> Counters:
-    """(cpuN, idle ticks, all ticks)."""
+    """Return (cpuN, idle ticks, all ticks) of each CPU."""
     found: Counters = []
     for line in stat.splitlines():
         name, *texts = line.split()
@@ -296,7 +298,7 @@ def _memory(meminfo: str) -> Figures:
 
 
 def _disks(diskstats: str) -> Counters:
-    """(disk-name, bytes read, bytes written) of whole disks."""
+    """Return (disk-name, bytes read, bytes written) of whole disks."""
     found: Counters = []
     for line in diskstats.splitlines():
         fields = line.split()
@@ -307,7 +309,7 @@ def _disks(diskstats: str) -> Counters:
 
 
 def _networks(dev: str) -> Counters:
-    """(net-name, bytes received, bytes sent) of the interfaces that ever carried something."""
+    """Return (net-name, bytes received, bytes sent) of interfaces that have ever carried data."""
     found: Counters = []
     for line in dev.splitlines():
         name, colon, rest = line.partition(":")

@@ -1,21 +1,22 @@
-"""`tocsin demo`: a broker, and this machine's live figures flowing through it.
+"""`tocsin demo`, which starts a broker and sends this machine's live figures through it.
 
 The broker is the one that `tocsin serve` starts, in a process of its own. Everything else here is a
 client of it, through the SDK and a socket: a publisher, two workers that share a group, a reader.
 
-What it publishes to the queue `machine`, about seven times a second, is one message a device: the
-key names the device, the body is its figures since the look before, and `sent_unix_ms` is when.
+The demo publishes to the queue `machine`, about seven times a second, one message for each device.
+The key names the device, the body has its figures since the previous look, and `sent_unix_ms` is
+the time.
 
     cpu0, cpu1 …    {"busy_percent": 12.5}
     memory          {"used_percent": 41.2, "used_mib": 3300, "total_mib": 8000}
     disk-vda …      {"read_bytes_per_s": 0, "written_bytes_per_s": 40960}
     net-eth0 …      {"received_bytes_per_s": 1200, "sent_bytes_per_s": 800}
-    load            {"m1": 0.5, "m5": 0.4, "m15": 0.3}       all there is where there is no /proc
+    load            {"m1": 0.5, "m5": 0.4, "m15": 0.3}       the only one without /proc
 
-Every body has `run` besides (text: which run of the demo this is) and `at_ns` (that process's
-monotonic clock, for its own latencies). Others may publish to the queue, whatever they like.
+Every body also has `run` (a text that identifies this run of the demo) and `at_ns` (the process's
+monotonic clock, for its own latencies). Other clients may publish any messages to the queue.
 
-The page at /demo is one more client, whose group is `page`: it is given each message, too.
+The page at /demo is one more client. Its group is `page`, so it receives each message too.
 """
 
 import asyncio
@@ -61,15 +62,16 @@ WORKERS: Final = ("terminal-1", "terminal-2")
 SETTINGS_OF_QUEUE: Final = tocsin.QueueSettings(
     partitions=8, retention_s=60.0, messages_max=100_000, message_ttl_s=600.0
 )
-"""Small and bounded, so that a demo that is left running fills no disk. What waits has ten
-minutes, so that a visitor can think about a parked key."""
+"""Settings of the queue. It is small and bounded, so that a demo that is left running fills no
+disk. Waiting messages last ten minutes, so that a visitor can think about a parked key."""
 LOOK_PERIOD_S: Final = 0.15
 DRAW_PERIOD_S: Final = 0.25
 LINE_PERIOD_S: Final = 2.0
 READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 40.0
 TICKET_PERIOD_S: Final = 10.0
-"""A ticket is good for 30 s: the one on the screen for 20 more, whenever it is read."""
+"""Interval of new tickets. A ticket is good for 30 s, so the one on the screen is always good for
+20 s more."""
 DRAIN_S: Final = "5"
 _SERVE: Final = "from gateway.demo.demo import serve_while_wanted; serve_while_wanted()"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -79,12 +81,12 @@ EXAMPLES: Final = """
 \b
 Examples:
   tocsin demo                          until Ctrl-C
-  tocsin demo --port 0                 on a free port, when 8080 is taken
+  tocsin demo --port 0                 on a free port, if 8080 is in use
   tocsin demo --seconds 10 | cat       ten seconds, as plain lines
   tocsin demo --url http://…           on a broker that runs already
 
 \b
-While it runs, the broker takes anything else; in a second terminal:
+While the demo runs, you can use its broker in a second terminal:
   tocsin consume machine --read --keys cpu0
   tocsin queue create orders
 """
@@ -93,23 +95,25 @@ While it runs, the broker takes anything else; in a second terminal:
 @click.command(epilog=EXAMPLES)
 @setting_options
 @click.option(
-    "--seconds", type=click.FloatRange(min=1), help="Stop after so long. [at Ctrl-C or SIGTERM]"
+    "--seconds", type=click.FloatRange(min=1), help="Stop after this time. [at Ctrl-C or SIGTERM]"
 )
 @click.option(
-    "--url", help="Show it on the broker at this address, with TOCSIN_TOKEN, and start none."
+    "--url", help="Use the running broker at this address, with TOCSIN_TOKEN, and start none."
 )
 def demo(seconds: float | None, url: str | None, **flags: Any) -> None:
-    """Start the broker and show live messages flow through it.
+    """Start the broker and show live messages that flow through it.
 
-    It says which address to open in a browser: the page shows what happens, and lets you take part.
+    The demo prints an address. Open it in a browser: the page shows the messages, and lets you take
+    part.
 
-    It publishes this machine's own figures (each CPU, memory, disks, networks, load) to the queue
-    `machine` about seven times a second, keyed by device. Two workers share them in the group
-    `terminal`: all figures of a device go to one of them, in order. A reader watches one device.
-    Shown here are rates, latencies and who is given what: as a table on a terminal, else as lines.
-    On a broker with a token the address on a terminal has a ticket, which is good once.
+    The demo publishes figures of this machine (each CPU, memory, disks, networks, load) to the
+    queue `machine` about seven times a second, keyed by device. Two workers share them in the group
+    `terminal`. All figures of a device go to one worker, in order. A reader watches one device. A
+    terminal shows rates, latencies and the worker of each device as a table. Other output gets
+    plain lines. If the broker has a token, the address on a terminal contains a ticket, which works
+    once.
 
-    The settings are those of `tocsin serve`, and so is the broker: use it meanwhile.
+    The broker and its settings are those of `tocsin serve`, so you can use it meanwhile.
     """
     config = load_config(flags)
     try:
@@ -129,7 +133,7 @@ def demo(seconds: float | None, url: str | None, **flags: Any) -> None:
 
 
 def _environment(config: Config, flags: dict[str, Any]) -> dict[str, str]:
-    """The settings as `serve` reads them, with a port that is free now."""
+    """Return the settings as `serve` reads them, with a port that is free now."""
     environ = dict(os.environ)
     for setting in SETTINGS:
         value = flags.get(setting.field)
@@ -141,22 +145,22 @@ def _environment(config: Config, flags: dict[str, Any]) -> dict[str, str]:
             environ["TOCSIN_PORT"] = str(listener.getsockname()[1])
     except StartError as error:
         raise click.ClickException(
-            f"{error}\nIf a Tocsin runs there already, it can be used at once. For the demo on a "
-            "port of its own: tocsin demo --port 0, or make run ARGS='--port 0'."
+            f"{error}\nIf a Tocsin broker runs there already, use that one with --url. To run the "
+            "demo on another port, use tocsin demo --port 0, or make run ARGS='--port 0'."
         ) from None
     return environ
 
 
 def _reachable(config: Config) -> str:
-    """The host under which a client on this machine reaches the broker."""
+    """Return the host under which a client on this machine reaches the broker."""
     if config.host in {"0.0.0.0", "::"}:
         return "127.0.0.1" if config.host == "0.0.0.0" else "[::1]"
     return f"[{config.host}]" if ":" in config.host else config.host
 
 
 def _trust(config: Config) -> SSLContext | None:
-    """The broker's own certificate is shown by the broker that we have started, whatever the name
-    by which we reach it."""
+    """Return a TLS context that trusts only the certificate of the broker that we have started,
+    under any name; None without TLS."""
     return None if config.tls_cert is None else pinning(config.tls_cert)
 
 
@@ -171,8 +175,8 @@ def _broker(environ: dict[str, str]) -> Iterator["_Broker"]:
 
 
 class _Broker:
-    """`tocsin serve` as a child, out of reach of the terminal's Ctrl-C: it is told to stop when its
-    clients have left."""
+    """`tocsin serve` as a child process. The terminal's Ctrl-C does not reach it, because it is
+    stopped only when its clients have left."""
 
     def __init__(self, environ: dict[str, str], log: IO[bytes]) -> None:
         self._log = log
@@ -186,7 +190,7 @@ class _Broker:
         )
 
     def check(self) -> None:
-        """Raises StartError with the last words of a broker that has ended."""
+        """Raise StartError, with the last output, if the broker has ended."""
         code = self.process.poll()
         if code is not None:
             self._log.seek(0)
@@ -194,16 +198,19 @@ class _Broker:
             raise StartError(f"The broker ended with exit code {code}:\n{words}")
 
     async def wait_ready(self, url: str, tls: SSLContext | None) -> None:
-        """Until it is ready. Raises StartError."""
+        """Wait until it is ready. Raises StartError."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not await asyncio.to_thread(_is_ready, url, tls):
             self.check()
             if time.monotonic() > deadline:
-                raise StartError(f"The broker was not ready within {READY_TIMEOUT_S:.0f} s.")
+                raise StartError(
+                    f"The broker was not ready within {READY_TIMEOUT_S:.0f} s. Start it with "
+                    "`tocsin serve` to see its log."
+                )
             await asyncio.sleep(0.05)
 
     def stop(self) -> None:
-        """End it, orderly if it lets us."""
+        """Stop it in order, and kill it after STOP_TIMEOUT_S."""
         self.process.terminate()
         try:
             self.process.wait(STOP_TIMEOUT_S)
@@ -215,7 +222,8 @@ class _Broker:
 
 
 def serve_while_wanted() -> None:
-    """`tocsin serve`, until our stdin ends: a demo that is killed leaves no broker behind."""
+    """Run `tocsin serve` until stdin ends, so that a demo that is killed leaves no broker
+    behind."""
 
     def wait_for_end() -> None:
         sys.stdin.buffer.read()
@@ -237,7 +245,8 @@ def _is_ready(url: str, tls: SSLContext | None) -> bool:
 
 
 async def _demo(url: str, config: Config, broker: _Broker | None, seconds: float | None) -> None:
-    """`broker`: the one that was started for it; None: it is somebody else's."""
+    """Run the demo on the broker at this URL. `broker`: the process that was started for it; None:
+    the broker is not ours."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -249,7 +258,7 @@ async def _demo(url: str, config: Config, broker: _Broker | None, seconds: float
     machine = Machine()
     machine.look(time.monotonic())
     watched = "cpu0" if read_proc("stat") else "load"
-    run = secrets.token_hex(4)  # the times of another run, even a machine's, mean nothing here
+    run = secrets.token_hex(4)  # times of another run cannot be compared with ours
     board = Board(url, time.monotonic(), watched, {name: Meter() for name in WORKERS})
     async with tocsin.connect(url, token=config.token, ssl=_trust(config)) as client:
         await _make_queue(client)
@@ -274,8 +283,8 @@ async def _make_queue(client: tocsin.Client) -> None:
         await client.create_queue(QUEUE, **SETTINGS_OF_QUEUE)
     except tocsin.Conflict as error:
         raise StartError(
-            f"There is another queue {QUEUE!r} already, with other settings ({error}). "
-            "Choose another data folder for the demo: tocsin demo --data-dir /tmp/tocsin-demo"
+            f"The queue {QUEUE!r} exists already, with other settings ({error}). Use another data "
+            "folder for the demo: tocsin demo --data-dir /tmp/tocsin-demo"
         ) from None
     await client.create_group(QUEUE, GROUP, start="latest")
 
@@ -292,7 +301,8 @@ async def _background(*work: Any) -> AsyncIterator[list["asyncio.Task[None]"]]:
 
 
 async def _publish(client: tocsin.Client, board: Board, machine: Machine, run: str) -> None:
-    """All devices at once, so that they travel in one frame; the next look when all are durable."""
+    """Publish all devices at once, so that they travel in one frame, and look again when all are
+    durable."""
     while True:
         began = time.monotonic()
         figures = machine.look(began)
@@ -314,7 +324,7 @@ async def _publish(client: tocsin.Client, board: Board, machine: Machine, run: s
 
 
 async def _work(url: str, config: Config, board: Board, name: str, run: str) -> None:
-    """Run one worker: a client of its own, as it would be on a machine of its own."""
+    """Run one worker, with a client of its own, as if it were on a machine of its own."""
     async with (
         tocsin.connect(url, token=config.token, name=name, ssl=_trust(config)) as client,
         client.subscribe(QUEUE, group=GROUP) as messages,
@@ -344,7 +354,8 @@ async def _read(client: tocsin.Client, board: Board, run: str) -> None:
 
 
 def _sent(message: "tocsin.Message | tocsin.ReadMessage", run: str) -> float | None:
-    """When this run published it, in monotonic seconds; None: it is somebody else's."""
+    """Return the time at which this run published a message, in monotonic seconds; None: another
+    publisher did."""
     try:
         body = message.body
     except tocsin.UndecodableBody:
@@ -363,14 +374,14 @@ def _is_screen() -> bool:
 
 
 async def _keep_address(url: str, config: Config, board: Board) -> None:
-    """The address on the screen lets a browser in at any moment. (Lines have no ticket: they are
-    kept, and it is soon over.)"""
+    """Renew the ticket in the address on the screen, so that it lets a browser in at any moment.
+    Plain lines have no ticket, because it would be too old when they are read."""
     async with Http(url, token=config.token, ssl=_trust(config)) as http:
         while True:
             try:
                 ticket = await http.ticket()
             except tocsin.CannotConnect:
-                ticket = None  # a broker that has ended is told by `_show`
+                ticket = None  # if the broker has ended, `_show` raises
             board.address = f"{url}/demo#ticket={ticket}" if ticket else f"{url}/demo"
             await asyncio.sleep(TICKET_PERIOD_S)
 

@@ -123,7 +123,7 @@ def open_key(row: DataKey | None, key_id: bytes, source: Source) -> bytes:
     """Return the data key of this id, from its row in the catalog. Raises like
     `push.storage_port.Sealer.unseal`."""
     if row is None:
-        raise RecordDamaged(f"its data key {key_id.hex()} is unknown")
+        raise RecordDamaged(f"its data key {key_id.hex()} is not known")
     master = source.find(row.master_key_id)
     try:
         key = unwrap(row, master) if master is not None else b""

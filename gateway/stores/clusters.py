@@ -277,15 +277,15 @@ def check_shards(found: list[ExaminedShard], target: Target) -> None:
     if problems:
         raise Refused(
             "storage_unavailable",
-            f"{target.shown} cannot keep the promises of Tocsin:\n  " + "\n  ".join(problems) + "\n"
-            "Correct its settings (deploy/redis has correct files), and check it with `tocsin admin "
-            "doctor`",
+            f"{target.shown} cannot keep Tocsin's promises:\n  " + "\n  ".join(problems) + "\n"
+            "Correct its settings (deploy/redis has correct files), and check it with `tocsin "
+            "admin doctor`",
         )
     if any(one.incarnation is None for one in found):
         raise Refused(
             "storage_unavailable",
-            f"{target.shown} has no incarnation, because it was emptied or never provisioned. If it "
-            "is new, run `tocsin admin provision --replicas N`, where N is the number of replicas "
+            f"{target.shown} has no incarnation, because it was emptied or never provisioned. If "
+            "it is new, run `tocsin admin provision --replicas N`, where N is the number of replicas "
             "that may be elected",
         )
     for one in found:

@@ -85,7 +85,7 @@ async def test_rotate_takes_a_key_from_a_file_or_the_environment(
     assert read_keys(file) == [OLD, NEW]
     monkeypatch.setenv("TOCSIN_NEW_MASTER_KEY", "s3cret")
     result = await run(*rotate)
-    assert (result.exit_code, "not 32 bytes" in result.output) == (1, True)
+    assert (result.exit_code, "must be one key of 32 bytes" in result.output) == (1, True)
     assert "s3cret" not in result.output
 
 

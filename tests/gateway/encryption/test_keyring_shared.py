@@ -146,7 +146,7 @@ async def test_another_gateways_master_key_is_found_in_the_file_or_asked_for(
     met(other)
     await other.rotate(NEW)
     sealed = other.sealer.seal(P0, HEADER, PAYLOAD, 1)
-    with pytest.raises(Refused, match="give it to this gateway, too"):
+    with pytest.raises(Refused, match="Give it to this gateway too"):
         await unsealed(one, sealed)
     config(tmp_path, OLD, NEW)
     assert await unsealed(one, sealed) == PAYLOAD
@@ -163,7 +163,7 @@ async def test_no_master_key_is_made_where_others_would_make_one_too(
     """Two gateways that start over an empty catalog would each have one of their own."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(Refused, match="give all of them the same one, in TOCSIN_MASTER_KEY"):
+    with pytest.raises(Refused, match="Give all of them the same one, in TOCSIN_MASTER_KEY"):
         await open_keyring(Config(data_dir=tmp_path), SharedCatalog().view())
     assert not default_master_key_file(os.environ).exists()
 
@@ -175,7 +175,7 @@ async def test_of_two_first_starts_with_different_master_keys_one_is_refused(
     catalog = SharedCatalog()
     views = [catalog.view(), catalog.view()]
     one = await open_keyring(config(tmp_path / "a", OLD), views[0])
-    with pytest.raises(Refused, match="does not have: give it"):
+    with pytest.raises(Refused, match="does not have. Give it"):
         await open_keyring(config(tmp_path / "b", NEW), views[1])
     assert catalog.masters == {master_id(OLD)}
     again = await opened(catalog, config(tmp_path / "a", OLD))

@@ -27,8 +27,8 @@ async def test_a_catalog_that_was_there_before_is_known_again(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        (CatalogPlace("two", 9, ""), "incarnation two, and .* knows one"),
-        (CatalogPlace("one", 6, ""), "version 6 .* knows 7: it was rolled back"),
+        (CatalogPlace("two", 9, ""), "incarnation two, but .* has one"),
+        (CatalogPlace("one", 6, ""), "version 6, .* has 7: it was rolled back"),
     ],
 )
 async def test_another_catalog_or_an_older_copy_is_refused(

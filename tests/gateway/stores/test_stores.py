@@ -136,7 +136,7 @@ async def test_a_data_folder_is_one_gateways(node: Node, tmp_path: Path) -> None
             async with opened(tmp_path, url(node)):
                 pass
     (tmp_path / "gateway" / "store.sqlite").touch()
-    with pytest.raises(Refused, match="not moved there by themselves"):
+    with pytest.raises(Refused, match="not moved there automatically"):
         async with opened(tmp_path, url(node)):
             pass
 
@@ -310,7 +310,7 @@ def test_a_mark_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
     assert read_store_mark(tmp_path) is None
     write_file(tmp_path / STORE_MARK_FILE, Mark(incarnation="i"))
     (tmp_path / STORE_MARK_FILE).write_bytes(b'{"incar')
-    with pytest.raises(Refused, match="remove it when you know"):
+    with pytest.raises(Refused, match="If you know that the store is the right one"):
         read_store_mark(tmp_path)
 
 

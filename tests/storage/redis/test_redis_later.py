@@ -174,9 +174,9 @@ async def test_looks_at_one_that_does_not_answer_wait_for_nobody(
 
 
 async def test_one_that_this_gateway_is_not_told_of_says_so() -> None:
-    async with later(None, "this gateway is not told where it is") as shard:
-        with pytest.raises(Refused, match="not told where"):
+    async with later(None, "this gateway's TOCSIN_STORAGE does not name it") as shard:
+        with pytest.raises(Refused, match="does not name it"):
             await shard.act("note", [KEY], ["x"], level="local")
-        with pytest.raises(Refused, match="not told where"):
+        with pytest.raises(Refused, match="does not name it"):
             await shard.look("read", [KEY], [])
         assert not shard.answers
