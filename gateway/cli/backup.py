@@ -97,9 +97,9 @@ def verify(folder: Path, master_key_file: str | None, as_json: bool) -> None:
     """Check a backup, or the data folder of a stopped broker, in FOLDER.
 
     Checks the manifest's checksums, the structure of both files, the checksum of every row, and
-    that the two files belong together. If the master key is found, which is searched for like by
-    `tocsin serve`, each message is opened as well. Changes nothing. The exit code is 1 if
-    something is damaged.
+    that the two files belong together. The master key is looked up like in `tocsin serve`. If it
+    is found, each message is opened as well. Changes nothing. The exit code is 1 if something is
+    damaged.
 
     \b
     Examples:

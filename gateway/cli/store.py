@@ -281,8 +281,8 @@ def forget_server(address: str, storage: str | None, cluster: str | None) -> Non
 
     ADDRESS is its own address, as `tocsin admin clusters` shows it. The server is a replica that
     the managers have excluded, and whose machine is gone for good. First delete its user on all
-    servers (ACL DELUSER replica-3, ACL SAVE), because managers no longer lock it out, also of
-    servers that join later.
+    servers (ACL DELUSER replica-3, ACL SAVE). A forgotten server is no longer locked out,
+    not even of servers that join later.
 
     \b
     Examples:

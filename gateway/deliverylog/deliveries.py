@@ -1,13 +1,13 @@
-"""Deliveries in the delivery log: what groups and readers are given, and what becomes of it. Pure.
+"""Deliveries to groups and readers in the delivery log, and their outcomes. Pure.
 
     OwnedPartitionLog   a group's partition: runs, times, and what each run had waited for
     LoggedPlace         a place in a group, over all its partitions; begins the spans
     ReadsLog            the readers of a queue: one span for all that a turn of a fan-out reaches
-                        over WebSockets, one for each of the others
+                        over WebSockets, and one for each other reader
 
-What a place is given at once is one span for each attempt, cause and time of certification; what it
-settles within SETTLED_US is one span for each outcome. Metrics count the same times, whether the
-log is on or not. Nothing is ever decided by any of this.
+Messages that a place is given at once are one span for each attempt, cause and time of
+certification. Deliveries that it settles within SETTLED_US are one span for each outcome. Metrics
+count the same times, whether the log is on or not. The log never decides anything.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,27 +51,27 @@ _CAUSES: Final[dict[str, Cause]] = {
     "draining": "moving",
     "moving": "moving",
 }
-"""The cause in the log, by what an owned partition says that it was blocked by."""
+"""Causes in the log, by the words with which an owned partition says what has blocked it."""
 _OPENED_MAX: Final = 1000
-"""Keys that were parked and are not any more, whose ends are remembered."""
+"""Number of keys that are no longer parked whose ends are remembered."""
 _ONE_RANGE: Final = 5
 """Length of an ack of one range: partition, epoch, push, first, last."""
 KEPT_EVERY_US: Final = 10_000_000
-"""Time between two positions of an epoch, at least."""
+"""Shortest time between two positions of an epoch."""
 _MASK_BITS: Final = 24
-"""A mask of as many bits for each number of an ack takes no more room than its ranges, where
-offsets have six digits or more."""
+"""Number of bits of a mask for each number of an ack. Such a mask takes no more room than the
+ranges of the ack, if offsets have six digits or more."""
 
 
 SETTLED_US: Final = 500
 """Time within which settlements may share a time, and a line."""
 PUSHES_BYTES_MAX: Final = 32 * 1024
-"""Bytes of the pushes in a settled line; what comes then is in another one."""
+"""Bytes of the pushes in a settled line. Later ones go into another line."""
 
 
 class LoggedPlace:
-    """A place in a group. `session` None: that of the pulls, or with `is_internal` of the broker
-    itself."""
+    """A place in a group. Without a `session` it is that of the pulls, or with `is_internal` that
+    of the broker itself."""
 
     __slots__ = (
         "_dispatched",
@@ -103,7 +103,7 @@ class LoggedPlace:
         self._settled: SettledSpan | None = None
 
     def take_by(self, taker: object) -> None:
-        """Let a pull's answer take what is given next."""
+        """Note that the answer of this pull takes the messages that are given next."""
         self._taker = taker
 
     def dispatch(
@@ -117,7 +117,8 @@ class LoggedPlace:
         published_unix_ms: int,
     ) -> int:
         """Log that it is given these runs, of `messages` in all, which are on their way out now.
-        Returns when that is. What goes out until the sockets are written is one span."""
+        Returns the time of that. Messages that go out until the sockets are written are one
+        span."""
         span = self._dispatched
         if (
             span is None
@@ -152,7 +153,7 @@ class LoggedPlace:
             span.taker = self._taker
             log.add_dispatch(span, self._taker)
         elif transport == "long_poll":
-            span.is_open = False  # it may wait for a poll, and what comes then is another one
+            span.is_open = False  # it may wait for a poll; later messages are another span
             log.add_dispatch(span, span.session)
         else:
             log.add_dispatch(span)
@@ -161,9 +162,9 @@ class LoggedPlace:
     def settle(
         self, outcome: SettlementOutcome, push: Named, count: int, *, reason: str | None = None
     ) -> int:
-        """Log what became of what `push` names, `count` messages in all: [partition, when they were
-        given out (None: that is not known), first, last, first, last, …], or a mask behind the
-        first. The list is the log's from now on. Returns when that is."""
+        """Log the outcome of the `count` deliveries that `push` names: [partition, time when they
+        were given out (None: not known), first, last, first, last, …], or a mask after the first
+        offset. The caller must not use the list afterwards. Returns the time of the outcome."""
         log, span = self._log, self._settled
         now_us = log.now_us()
         if (
@@ -191,7 +192,7 @@ class LoggedPlace:
             if log.is_holding:
                 session = self._session
                 log.end_dispatch(session.session_id if session is not None else None, dispatched_us)
-            # No step of the clock is noticed until the span has its line.
+            # The log notices no step of the clock before the span has its line.
             push[1] = dispatched_us + log.clock.base_us
         span.pushes.append(encoded := encode(push))
         span.bytes += len(encoded)
@@ -200,7 +201,7 @@ class LoggedPlace:
         return now_us
 
     def cut(self) -> None:
-        """Put what comes now into other lines than what was: an epoch begins or has ended."""
+        """Begin new lines, because an epoch begins or has ended."""
         if self._dispatched is not None:
             self._dispatched.is_open = False
         if self._settled is not None:
@@ -208,8 +209,8 @@ class LoggedPlace:
 
 
 class OwnedPartitionLog:
-    """Log of what an owned partition gives out and settles. `place`: its owner's; `end`: everything
-    below it in the partition had been certified when the epoch began."""
+    """Log of the messages that an owned partition gives out and settles. `place`: its owner's
+    place; `end`: the certified end of the partition when the epoch began."""
 
     __slots__ = (
         "_blocked_by",
@@ -246,19 +247,19 @@ class OwnedPartitionLog:
         self._group = group
         self._number = number
         self._position_us = 0
-        """When its position was logged last."""
+        """Time at which its position was logged last."""
         self._pushes = pushes
         """Pushes in flight, by number."""
         self._tally = tally
         self._settles_later = group.settings.semantics != "at_most_once"
-        """Whether what is given is settled later, and not before (R23)."""
+        """Whether messages are settled after they are given, and not before (R23)."""
         self._dispatched_us: dict[int, int] = {}
-        """When each push in flight was given."""
+        """Time at which each push in flight was given."""
         self._blocked_end = end
         self._blocked_by: Cause = "backlog"
-        """Cause for which offsets below that end have waited that are not given yet."""
+        """Cause for which offsets below `_blocked_end` have waited that are not given yet."""
         self._causes: dict[int, Cause] = {}
-        """Causes of offsets that returned."""
+        """Causes for which offsets wait that have returned."""
         self._parked_ends: dict[int, int] = {}
         """Offset below which a key's messages had waited for its release, by key."""
 
@@ -280,8 +281,8 @@ class OwnedPartitionLog:
         )
 
     def on_write(self, delivery: Delivery, *, abandoned: int) -> None:
-        """Log the position of its epoch, unless that was logged a moment ago. `abandoned`: messages
-        that its consumer left in flight."""
+        """Log the position of its epoch, unless that was logged less than KEPT_EVERY_US ago.
+        `abandoned`: number of messages that its consumer left in flight."""
         if self._log.now_us() - self._position_us >= KEPT_EVERY_US:
             self._log_position(
                 "kept",
@@ -292,8 +293,8 @@ class OwnedPartitionLog:
             )
 
     def on_release(self, delivery: Delivery, *, abandoned: int, is_clean: bool) -> None:
-        """Log the end of its epoch. `abandoned`: messages that its consumer left in flight;
-        `is_clean`: everything that was settled is durable."""
+        """Log the end of its epoch. `abandoned`: number of messages that its consumer left in
+        flight; `is_clean`: everything that was settled is durable."""
         self._log_position(
             "released",
             delivery.epoch,
@@ -348,17 +349,17 @@ class OwnedPartitionLog:
     # --- Dispatching ---------------------------------------------------------------------------
 
     def unblock(self, blocked: str, end: int) -> None:
-        """Note what blocked the certified messages below `end`, and blocks them no more."""
+        """Note what has blocked the certified messages below `end` until now."""
         self._blocked_by, self._blocked_end = _CAUSES.get(blocked, "backlog"), end
 
     def cause(self, push: Push, stages: CommitTimes | None) -> Cause:
-        """Return what a run of the log has waited for."""
+        """Return the cause for which a run of the log has waited."""
         if push.first < self._blocked_end:
             return self._blocked_by
         return "none" if stages is not None else "backlog"
 
     def take_cause(self, key: int, push: Push) -> Cause:
-        """Return what a message has waited for that waited in its key's line, and forget it."""
+        """Return the cause for which a message has waited in its key's line, and forget it."""
         returned = self._causes.pop(push.first, None)
         if push.first < self._parked_ends.get(key, 0):
             return "key_parked"
@@ -369,7 +370,7 @@ class OwnedPartitionLog:
     def on_dispatch(
         self, push: Push, cause: Cause, stages: CommitTimes | None, published_unix_ms: int
     ) -> None:
-        """Log a run that is on its way, and what it had waited for."""
+        """Log a run that is on its way, and the cause for which it had waited."""
         log, certified_us = self._log, stages.certified_us if stages is not None else None
         if log.is_on:
             runs = [(self._number, push.first, push.count)]
@@ -396,8 +397,8 @@ class OwnedPartitionLog:
     # --- Settling ------------------------------------------------------------------------------
 
     def on_ack_ordinary(self, push: Push, before: int, numbers: list[int], count: int) -> None:
-        """Log an ack that settled `count` messages of the ranges `numbers[3:]`; `before`: what of
-        the push was open before, relative to its first offset."""
+        """Log an ack that settled `count` messages of the ranges `numbers[3:]`. `before`: mask of
+        the offsets that were open before, relative to the push's first offset."""
         times = self._dispatched_us
         given_us = times.get(push.number) if push.open else times.pop(push.number, None)
         if not self._log.is_on:
@@ -416,7 +417,7 @@ class OwnedPartitionLog:
             self._tally.settle_s.add((now_us - given_us) / 1e6, count)
 
     def on_ack(self, push: int, judged: Judged) -> None:
-        """Log an ack that took effect; what it settles again is not logged again."""
+        """Log an ack that took effect. Messages that it settles again are not logged again."""
         runs = judged.settled
         if judged.again:
             again = {offset for first, last in judged.again for offset in range(first, last + 1)}
@@ -430,7 +431,8 @@ class OwnedPartitionLog:
         self._forget([push])
 
     def on_nack(self, push: int, judged: Judged, along: list[Taken]) -> None:
-        """Log a nack: these return, and others along with them."""
+        """Log a nack, by which its messages return, and later ones of their keys `along` with
+        them."""
         self._note(judged.settled, "key_backoff")
         self._log_settlement("nacked", push, judged.settled)
         self._log_return(along, "key_held")
@@ -451,7 +453,8 @@ class OwnedPartitionLog:
     def _log_return(
         self, taken: Iterable[Taken], cause: Cause, outcome: SettlementOutcome = "returned"
     ) -> None:
-        """Log that deliveries return; given again, they will have waited for `cause`."""
+        """Log that deliveries return. When they are given again, they will have waited for
+        `cause`."""
         by_push: dict[int, list[int]] = {}
         for push, offset in taken:
             by_push.setdefault(push, []).append(offset)
@@ -466,13 +469,14 @@ class OwnedPartitionLog:
             self._log_settlement("returned", push.number, ranges_of(push.open, push.first))
 
     def on_dying(self, decided: Iterable[Dead]) -> None:
-        """Log what goes to the dead letters, durably: what is behind it of its keys goes on."""
+        """Log messages that go to the dead letters, after that is durable. Later messages of their
+        keys go on."""
         for first, last, reason in decided if self._log.is_on else ():
             run: Named = [self._number, None, first, last]
             self._place.settle("dying", run, last - first + 1, reason=reason)
 
     def on_dead_letter(self, first: int, last: int, reason: str) -> None:
-        """Log that first..last stand in the dead letters, and are settled here."""
+        """Log that first..last are in the dead letters, and are settled here."""
         for offset in range(first, last + 1) if self._causes else ():
             self._causes.pop(offset, None)
         if self._log.is_on:
@@ -480,7 +484,7 @@ class OwnedPartitionLog:
             self._place.settle("dead_lettered", run, last - first + 1, reason=reason)
 
     def on_gap(self, ranges: Iterable[Range]) -> None:
-        """Log that the group passes offsets of which nothing is retained."""
+        """Log that the group passes offsets that are no longer retained."""
         for first, last in ranges if self._log.is_on else ():
             run: Named = [self._number, None, first, last]
             self._place.settle("gone", run, last - first + 1)
@@ -492,7 +496,8 @@ class OwnedPartitionLog:
                 self._place.settle("parked", [self._number, None, head, head], 1)
 
     def on_unpark(self, keys: Iterable[int], end: int) -> None:
-        """Note that these keys are parked no longer: what they have below `end` waited for that."""
+        """Note that these keys are no longer parked. Their messages below `end` have waited for
+        that."""
         for key in keys:
             self._parked_ends[key] = end
             if len(self._parked_ends) > _OPENED_MAX:
@@ -514,8 +519,8 @@ class OwnedPartitionLog:
                 self._tally.settle_s.add((now_us - given_us) / 1e6, count)
 
     def _forget(self, pushes: Iterable[int]) -> None:
-        """Forget when pushes were given that have nothing left in flight. Called once everything
-        that ends them at the same time is logged: each line names when its delivery was given."""
+        """Forget the times of pushes that have nothing left in flight. Call it after all their
+        outcomes of the moment are logged, because each line names the time of its delivery."""
         for push in pushes:
             if push not in self._pushes:
                 self._dispatched_us.pop(push, None)
@@ -541,7 +546,7 @@ def _ranges(offsets: Iterable[int]) -> list[Range]:
 
 
 class ReadsLog:
-    """Log of what the readers of one queue are given."""
+    """Log of the messages that the readers of one queue are given."""
 
     __slots__ = ("_counters", "_log", "_queue")
 
@@ -567,8 +572,8 @@ class ReadsLog:
         offsets: Sequence[int],
         stages: CommitTimes | None = None,
     ) -> None:
-        """Log what one reader is given by itself, ascending. `stages` None: it is behind, and reads
-        the log."""
+        """Log the offsets, ascending, that one reader is given by itself. `stages` None: the reader
+        is behind, and reads the stored log."""
         now_us = self.count(len(offsets), stages)
         if not self._log.is_on:
             return
@@ -600,7 +605,7 @@ class ReadsLog:
         *,
         now_us: int,
     ) -> None:
-        """Log what several readers are given alike, over WebSockets."""
+        """Log ranges that several readers are given alike, over WebSockets."""
         span = DispatchedSpan(
             self._queue,
             now_us,
@@ -619,7 +624,7 @@ class ReadsLog:
         self._log.add_dispatch(span, span.session if span.transport == "long_poll" else None)
 
     def count(self, messages: int, stages: CommitTimes | None) -> int:
-        """Count what readers are given. Returns when that is."""
+        """Count messages that readers are given. Returns the time of that."""
         now_us, counters = self._log.now_us(), self._counters
         counters.read += messages
         if stages is not None:
@@ -628,7 +633,8 @@ class ReadsLog:
 
 
 class FanOutLog:
-    """Log of one turn of a fan-out. Nothing but a list of names is made."""
+    """Log of one turn of a fan-out. It makes only a list of names, so that it costs little for each
+    reader."""
 
     __slots__ = ("_messages", "_number", "_readers", "_reads", "_record", "_stages")
 
@@ -638,7 +644,7 @@ class FanOutLog:
         self._record = record
         self._stages = stages
         self._readers: dict[Range, list[str]] = {}
-        """Sessions that are given each range, over WebSockets."""
+        """Ids of the sessions that are given each range, over WebSockets."""
         self._messages = 0
 
     def add(self, session: LoggedSession, first: int, last: int, *, is_socket: bool) -> None:

@@ -1,16 +1,17 @@
-"""The files of the delivery log: one is being written, those before it are finished.
+"""The files of the delivery log, of which one is being written, and the earlier ones are finished.
 
     <gateway>-<began_unix_ms>-<number>.jsonl.part   is being written
     <gateway>-<began_unix_ms>-<number>.jsonl        has its last line, `end`, with count and CRC-32
 
-A file is finished when it is full or old, by its last line and a rename: who sees it sees it whole.
-Nothing is fsynced: a power cut may leave a finished file torn, which its checksum tells. The oldest
-finished files go, by age and so that all of them keep to `bytes_max`.
+A file is finished when it is full or old, by its last line and a rename, so that a reader sees it
+whole. Nothing is fsynced. A power cut may leave a finished file torn, which its checksum shows. The
+oldest finished files are removed, by age and so that all of them stay within `bytes_max`.
 
-A process that did not stop leaves a file behind. `recover` cuts it to whole lines and finishes it
-before the next log begins in this folder; a last line says what was counted and is not there.
+A process that did not stop in order leaves an unfinished file. `recover` cuts it to whole lines and
+finishes it before the next log begins in this folder. A last line reports what was counted and is
+missing.
 
-Everything here blocks. It is for the writer's thread and for the moment before the writer begins.
+Everything here blocks. It is for the writer's thread, and for the time before the writer begins.
 """
 
 import contextlib
@@ -60,11 +61,12 @@ class Bounds:
     file_s: float
     """Age at which a file is finished."""
     free_bytes_min: int = 0
-    """Space of the disk that is left to others."""
+    """Space on the disk that is left free."""
 
 
 class LogFile:
-    """A file that is being written. Raises OSError: what failed is as it was before."""
+    """A file that is being written. A method that raises OSError leaves its contents as they
+    were."""
 
     def __init__(self, path: Path, *, now: float) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -76,7 +78,7 @@ class LogFile:
         self._crc = 0
 
     def append(self, data: bytes, lines: int) -> None:
-        """Whole lines, with their ends: all of them, or none."""
+        """Write whole lines, with their ends, all of them or none."""
         written = 0
         try:
             while written < len(data):
@@ -118,7 +120,8 @@ def end_line(
     recovered: bool = False,
     is_last: bool = False,
 ) -> bytes:
-    """The last line of a file, which says also what its name says, since copies are renamed."""
+    """Return the last line of a file. It also has the parts of the file's name, because copies may
+    be renamed."""
     _, began_unix_ms, number = place_of(part) or (None, None, None)
     end = EndLine(
         schema=SCHEMA,
@@ -134,7 +137,7 @@ def end_line(
 
 
 def finished_name(part: Path) -> Path:
-    """Return the name of a file when it is finished."""
+    """Return the path of a file after it is finished."""
     return part.with_name(part.name.removesuffix(PART) + SUFFIX)
 
 
@@ -144,7 +147,8 @@ def name_of(gateway: str, began_unix_ms: int, number: int) -> str:
 
 
 def place_of(path: Path) -> tuple[str, int, int] | None:
-    """(gateway, when it began, number) by a file's name. None: it is none of ours."""
+    """Return (gateway, unix milliseconds of its beginning, number) from a file's name. None: it is
+    no file of the log."""
     name = path.name.removesuffix(".part")
     if not name.endswith(SUFFIX):
         return None
@@ -156,7 +160,8 @@ def place_of(path: Path) -> tuple[str, int, int] | None:
 
 
 class LogFolder:
-    """Files of one folder, written by one process. Raises OSError: nothing was written."""
+    """Files of one folder, written by one process. Methods that raise OSError have written
+    nothing."""
 
     def __init__(self, folder: Path, gateway: str, began_unix_ms: int, bounds: Bounds) -> None:
         self._folder = folder
@@ -183,15 +188,16 @@ class LogFolder:
             raise
 
     def _check_room(self, size: int) -> None:
-        """The log ends before the disk does: publishing needs the rest."""
+        """Check that there is room for `size` bytes. The log stops before the disk is full, because
+        publishing needs the rest. Raises OSError if there is no room."""
         folder = self._folder if self._folder.exists() else self._folder.parent
         found = os.statvfs(folder)
         if found.f_bavail * found.f_frsize < self._bounds.free_bytes_min + size:
             raise OSError(errno.ENOSPC, "the disk is almost full", str(folder))
 
     def due_s(self, *, now: float) -> float | None:
-        """In how many seconds the file that is being written is to be finished; None: there is
-        none."""
+        """Return the seconds until the file that is being written is to be finished; None: there is
+        no such file."""
         if self._current is None:
             return None
         if self._current.bytes >= self._bounds.file_bytes:
@@ -199,9 +205,9 @@ class LogFolder:
         return max(0.0, self._current.began + self._bounds.file_s - now)
 
     def finish(self, *, wall: float, is_last: bool = False) -> None:
-        """Finish the file that is being written, and remove the oldest ones. Where there is none,
-        nothing happens; but a log that ends says so in its last file (`is_last`), in an empty one
-        if need be."""
+        """Finish the file that is being written, and remove the oldest ones. If there is no such
+        file, nothing happens. But a log that ends says so in its last file (`is_last`), which is a
+        new, empty one if necessary."""
         if self._current is None and is_last and self.number > 1:
             name = name_of(self._gateway, self._began_unix_ms, self.number)
             self._current = LogFile(self._folder / name, now=0.0)
@@ -218,7 +224,7 @@ class LogFolder:
 
 
 def finished_files(folder: Path) -> list[tuple[Path, os.stat_result]]:
-    """Return the finished files of all gateways that wrote here, by age."""
+    """Return the finished files of all gateways that have written here, the oldest first."""
     found: list[tuple[Path, os.stat_result]] = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -244,7 +250,7 @@ logger = logging.getLogger("tocsin.deliverylog")
 
 
 class _Seen(msgspec.Struct):
-    """Fields of a line that are counted."""
+    """The fields of a line that are needed for counts."""
 
     kind: str
     runs: list[tuple[int, int, int]] = []
@@ -261,7 +267,7 @@ _DECODE: Final = msgspec.json.Decoder(_Seen).decode
 
 @dataclass(slots=True)
 class WholeLines:
-    """The whole lines of a file."""
+    """Counts, size and checksum of the whole lines of a file."""
 
     counts: list[int] = field(default_factory=lambda: [0] * KINDS)
     lines: int = 0
@@ -270,7 +276,8 @@ class WholeLines:
     has_end: bool = False
 
     def add(self, line: bytes) -> bool:
-        """Add a line. False: it is torn, or no line; nothing behind it counts."""
+        """Add a line. False: it is torn, or no line, so that the rest of the file does not
+        count."""
         if not line.endswith(b"\n"):
             return False
         try:
@@ -300,7 +307,7 @@ class WholeLines:
 
 
 def look_into(path: Path) -> WholeLines:
-    """The whole lines of a file, up to its end or to what is torn."""
+    """Read the whole lines of a file, up to its `end` or to a torn line."""
     found = WholeLines()
     with path.open("rb") as file:
         for line in file:
@@ -310,10 +317,11 @@ def look_into(path: Path) -> WholeLines:
 
 
 def recover(folder: Path, tmpfs: Path | None = None) -> None:
-    """Finish what is left here. Nothing is: nothing happens. `tmpfs`: where counts were kept.
+    """Finish the files that an earlier process has left here, if any. `tmpfs`: the folder in which
+    counts were kept.
 
     Raises:
-        OSError: it could not be finished; trying again is safe.
+        OSError: a file could not be finished; it is safe to try again.
     """
     left = left_in(folder, tmpfs)
     for part in sorted(folder.glob(f"*{PART}")):
@@ -326,7 +334,8 @@ def recover(folder: Path, tmpfs: Path | None = None) -> None:
 
 
 def _recover_last(folder: Path, left: LeftCounts) -> None:
-    """The files of the process that counted here: those before `left.number` are accounted for."""
+    """Finish the files of the process that counted here, and report missing lines. Files before
+    `left.number` are accounted for."""
     part: Path | None = None
     counts, found = list(left.accounted), WholeLines()
     began_unix_ms, last = 0, left.number - 1
@@ -351,7 +360,7 @@ def _recover_last(folder: Path, left: LeftCounts) -> None:
         "the process before this one",
         *missing,
     )
-    if part is None or found.has_end:  # there is no file any more that could tell
+    if part is None or found.has_end:  # no unfinished file is left that could report it
         if part is not None:
             _finish(part, left.gateway, found, b"")
         began_unix_ms = began_unix_ms or left.began_unix_us // 1000
@@ -373,7 +382,7 @@ def _recover_last(folder: Path, left: LeftCounts) -> None:
 
 
 def _finish(part: Path, gateway: str, found: WholeLines, more: bytes) -> None:
-    """Cut it to its whole lines, add `more`, end it."""
+    """Cut a file to its whole lines, add `more`, and finish it. Without any line it is removed."""
     if not (found.lines or more):
         part.unlink()
         return

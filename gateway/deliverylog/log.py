@@ -1,26 +1,26 @@
-"""The delivery log on the event loop: what happens becomes spans, spans lines, lines chunks.
+"""The delivery log on the event loop: events become spans, spans lines, and lines chunks.
 
-Nothing waits for the log. Everything is an addition to what is here already; every HAND_OVER_S it
-goes to the writer's thread, if there is anything. Where the writer is so far behind that
-WAITING_BYTES_MAX wait for it, what comes is dropped and counted. What happens is counted the moment
-it happens, in counts that outlive a kill -9 (`gateway.deliverylog.counts`), so that the next start
-knows what had not been written.
+Nothing waits for the log. Each event only adds to data in memory. Every HAND_OVER_S new lines go to
+the writer's thread. If the writer is so far behind that LOG_WAITING_BYTES_MAX wait for it, new
+lines are dropped and counted. Events are counted when they happen, in counts that outlive a kill -9
+(`gateway.deliverylog.counts`), so that the next start knows which of them were not written.
 
 **Certified.** A `PublishOrigin` goes with the messages of a publish to their record and back. When
-their commit has ended it holds where they are, in runs, and the log writes one line of it: for a
-publish of a hundred messages as for a hundred publishes of one that came within RUN_US.
-`CommitTimes` stay with the record as long as it is in memory, because a time that was not taken
-cannot be asked for later. `OriginTracker` makes the origins of a session with its clock, and
+their commit has ended, it holds their places, in runs, and the log writes one line for it. A
+publish of a hundred messages is one line, and so are a hundred publishes of one message that came
+within RUN_US. `CommitTimes` stay with the record while it is in memory, because a time that was not
+taken cannot be found out later. `OriginTracker` makes the origins of a session with its clock, and
 `origin_of_request` those of a request.
 
-**Dispatched and settled.** Spans of these kinds are begun by `gateway.deliverylog.deliveries` and
-held here until they are over: a dispatched span until its socket, poll or pull has taken it, a
-settled one until the next hand-over.
+**Dispatched and settled.** `gateway.deliverylog.deliveries` begins spans of these kinds, and they
+are held here until they are over. A dispatched span is over when its socket, poll or pull has taken
+it, a settled one at the next hand-over.
 
-**Times.** What is measured is monotonic, so that a step of the wall clock changes no duration. The
-`LogClock` makes unix time of it when a line is written, by one sum for all times of the line. If
-the wall clock has left that sum behind, it was stepped: the sum follows, and `stepped_us` says by
-how much in all, so that times of two lines can still be compared exactly (t - stepped_us).
+**Times.** Measured times are monotonic, so that a step of the wall clock changes no duration. The
+`LogClock` makes unix times of them when a line is written, by adding the same sum to all times of
+the line. If the wall clock differs from that sum, it was stepped. Then the sum follows, and
+`stepped_us` is the total of all steps, so that times of two lines can still be compared exactly
+(t - stepped_us).
 """
 
 import asyncio
@@ -56,15 +56,15 @@ from runtime.trace_context import PARENT, Trace, trace_from
 
 HAND_OVER_S: Final = 0.05
 CHUNK_BYTES_MAX: Final = 256 * 1024
-"""Size at which a chunk goes to the writer at once, whatever the time."""
+"""Size at which a chunk goes to the writer at once, before HAND_OVER_S are over."""
 LOOK_US: Final = 1_000_000
-"""Between two looks at whether the wall clock was stepped."""
+"""Time between two checks whether the wall clock was stepped."""
 STOP_S: Final = 5.0
-"""Time in which what is left has to be written."""
+"""Time in which the remaining lines have to be written."""
 RUN_US: Final = 100
 """Time within which publishes may share a time, and a line."""
 LINE_MESSAGES_MAX: Final = 2000
-"""Number of messages of an origin; what comes then has another one."""
+"""Largest number of messages of an origin. Later messages have another one."""
 
 Run = tuple[int, int, int]
 """(partition, first offset, count)."""
@@ -75,23 +75,23 @@ Run = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class CommitTimes:
-    """Times of a commit, in monotonic microseconds of this process. One object for all records of
-    the commit, and named by its identity."""
+    """Times of a commit, in monotonic microseconds of this process. All records of a commit share
+    one object, whose identity names the commit."""
 
     asked_us: int
-    """When it was handed to the storage."""
+    """Time when it was handed to the storage."""
     certified_us: int
-    """When the storage said so."""
+    """Time when the storage answered that it is certified."""
 
 
 STEP_US_MIN: Final = 100_000
-"""Less is no step: NTP slews both clocks alike."""
+"""Smallest difference that is a step. Smaller ones come from NTP, which slews both clocks alike."""
 LOOK_US_MAX: Final = 10_000
-"""Clocks that were read further apart than this say nothing about each other."""
+"""Longest time between two readings of clocks that may be compared."""
 
 
 class LogClock:
-    """Clock of the log. Made with both clocks, in microseconds, read at the same moment."""
+    """Clock of the log. It is made with both clocks, in microseconds, read at the same moment."""
 
     __slots__ = ("base_us", "stepped_us")
 
@@ -101,12 +101,12 @@ class LogClock:
         self.stepped_us = 0
 
     def unix_us(self, now_us: int) -> int:
-        """Unix time of a monotonic time."""
+        """Return the unix time of a monotonic time."""
         return self.base_us + now_us
 
     def look(self, before_us: int, wall_us: int, after_us: int) -> int:
-        """The wall clock was read between these two times. Returns by how much it was stepped; 0:
-        it was not, or nobody can tell."""
+        """Compare the wall clock, which was read between these two monotonic times. Returns the
+        size of a step, which the clock follows; 0: there was none, or it cannot be known."""
         step_us = wall_us - self.base_us - before_us
         if after_us - before_us > LOOK_US_MAX or abs(step_us) < STEP_US_MIN:
             return 0
@@ -115,11 +115,11 @@ class LogClock:
         return step_us
 
 
-# --- Who publishes and who is given something --------------------------------------------------
+# --- Sessions and their spans ------------------------------------------------------------------
 
 
 class LoggedSession(Protocol):
-    """A session that publishes, or is given something."""
+    """A session that publishes, or is given messages."""
 
     @property
     def session_id(self) -> str: ...
@@ -132,7 +132,7 @@ class LoggedSession(Protocol):
 
 
 def carrier_of(session: LoggedSession | None, *, is_internal: bool = False) -> Carrier | None:
-    """Return what carries deliveries to a session now. None: nothing does. Without a session it is
+    """Return the carrier of deliveries to a session now. None: it has none. Without a session it is
     the broker itself, or a request."""
     if session is None:
         return "internal" if is_internal else "http"
@@ -144,8 +144,8 @@ CARRIERS: Final[dict[Transport, Carrier]] = {"websocket": "websocket", "long-pol
 
 @dataclass(slots=True, eq=False)
 class DispatchedSpan:
-    """A dispatched span; `session` None: that of a pull, or the `sessions` of a fan-out. Times are
-    monotonic microseconds."""
+    """A dispatched span. Without a `session` it is that of a pull, or of the `sessions` of a
+    fan-out. Times are monotonic microseconds."""
 
     queue: Queue
     dispatched_us: int
@@ -161,21 +161,21 @@ class DispatchedSpan:
     """The pull whose answer takes it."""
     runs: list[Run] = field(default_factory=list)
     messages: int = 0
-    """In the runs."""
+    """Number of messages in the runs."""
     is_open: bool = True
-    """Whether more may be added: it has not been written to its socket."""
+    """Whether more may be added, because it has not been written to its socket."""
     is_counted: bool = False
     """Whether its messages are counted before it has a line."""
 
     def alone(self, session: str) -> "DispatchedSpan":
-        """Return the same, of one of its `sessions`."""
+        """Return a copy for one of its `sessions`."""
         return replace(self, session=session, sessions=())
 
 
 @dataclass(slots=True, eq=False)
 class SettledSpan:
-    """A settled span of one place in a group; `session` None: that of the pulls, or with
-    `is_internal` of the broker itself."""
+    """A settled span of one place in a group. Without a `session` it is that of the pulls, or with
+    `is_internal` that of the broker itself."""
 
     queue: Queue
     group: str
@@ -185,67 +185,69 @@ class SettledSpan:
     reason: str | None
     at_us: int
     pushes: list[bytes] = field(default_factory=list)
-    """Each as it stands in the line: hundreds of numbers that came with acks are written down as
-    they come, and nothing looks at them again, the garbage collector neither."""
+    """Pushes, encoded as in the line. The hundreds of numbers in acks are encoded as they come, so
+    that nothing walks over them again, and neither does the garbage collector."""
     bytes: int = 0
-    """Size of these."""
+    """Size of the encoded pushes."""
     messages: int = 0
     is_open: bool = True
-    """Whether more may be added: it has no line yet."""
+    """Whether more may be added, because it has no line yet."""
 
 
 # --- Publishes -----------------------------------------------------------------------------------
 
 
 class LoggedPublish(Protocol):
-    """A publish."""
+    """A publish that may be logged."""
 
     @property
     def origin(self) -> "PublishOrigin | None":
-        """Where it came from; None: nothing is logged of it."""
+        """Origin of its messages; None: it is not logged."""
 
 
 Owned = tuple[LoggedPublish, Sequence[int], int]
-"""A publish, which of its messages stand in a record, and their bytes as JSON."""
+"""(publish, indexes of its messages that are in a record, size of these as JSON)."""
 
 
 @dataclass(slots=True, eq=False)
 class PublishOrigin:
-    """Where messages of one queue come from, and when they were accepted; then, where they are.
+    """Origin of messages of one queue, with the time when they were accepted, and later their
+    places.
 
-    Times are monotonic microseconds. The fields after `trace` are of the commit that runs now.
+    Times are monotonic microseconds. The fields after `trace` belong to the commit under way.
     """
 
     log: "DeliveryLog"
     queue: Queue
     accepted_us: int
     expected: int
-    """Messages that come."""
+    """Number of messages that are published."""
     transport: Carrier
     producer: str | None = None
     session: str | None = None
     produced_us: int | None = None
-    """Monotonic, where there is a `clock_offset_us`, else as the client said it."""
+    """Time of production, monotonic if there is a `clock_offset_us`, else as the client sent
+    it."""
     clock_offset_us: int | None = None
     trace: str | None = None
     stages: CommitTimes | None = None
-    """Times of the commit that the runs are of; None: there are no runs."""
+    """Times of the commit of the runs; None: there are no runs."""
     runs: list[Run] = field(default_factory=list)
     messages: int = 0
-    """In the runs."""
+    """Number of messages in the runs."""
     keys: list["array[int]"] = field(default_factory=list)
     duplicates: list[Run] = field(default_factory=list)
     bytes: int = 0
 
     def clear(self) -> None:
-        """Begin the next commit with nothing."""
+        """Clear the fields of the commit, for the next one."""
         self.stages = None
         self.runs, self.keys, self.duplicates = [], [], []
         self.messages = self.bytes = 0
 
     def absorb(self, count: int, *, now_us: int, queue: Queue) -> bool:
-        """Count `count` more messages of the same session as its own, if they came at the same
-        time, too. False: they belong to another origin."""
+        """Count `count` more messages of the same session as its own, if they came within RUN_US
+        and nothing else distinguishes them. False: they belong to another origin."""
         if (
             now_us - self.accepted_us > RUN_US
             or queue.queue_id != self.queue.queue_id
@@ -258,27 +260,28 @@ class PublishOrigin:
         return True
 
     def count_unknown(self, count: int) -> None:
-        """Note that for `count` of its messages nobody knows whether they are stored."""
+        """Note that it is unknown for `count` of its messages whether they are stored."""
         self.log.add_unknown(self, count)
 
 
 @dataclass(slots=True)
 class CommittedOrigins:
-    """The origins of one commit. `is_late`: their publishers were answered `unknown` before."""
+    """The origins of one commit. `is_late`: their publishers have already been answered
+    `unknown`."""
 
     stages: CommitTimes
     is_late: bool
     origins: list[PublishOrigin] = field(default_factory=list)
 
     def add(self, runs: Sequence[Owned], number: int, result: Appended, header: Header) -> None:
-        """Add a record of the commit, which stands in partition `number`; `runs` says whose its
-        messages are, in order. A few additions for each publish, none for each message, unless the
-        storage knew some of them."""
+        """Add a record of the commit, which is in partition `number`. `runs` names the publishes of
+        its messages, in order. It costs a few additions for each publish, and none for each
+        message, unless the storage knew some of them."""
         if result.outcomes is not None:
             self._add_singly(runs, number, result, header)
             return
         stages, hashes, offset = self.stages, header.key_hashes, result.first
-        if len(runs) == 1:  # nothing is to be cut
+        if len(runs) == 1:  # all messages have one origin, so nothing is cut
             origin = runs[0][0].origin
             if origin is not None:
                 if origin.stages is not stages:
@@ -290,7 +293,7 @@ class CommittedOrigins:
                 origin.bytes += runs[0][2]
             return
         begin = place = size_sum = 0
-        # Whose the messages from `begin` on are: publishes may share an origin.
+        # Origin of the messages from `begin` on; publishes may share one.
         before: PublishOrigin | None = None
         for answer, indexes, size in (*runs, _END):
             if answer.origin is not before:
@@ -337,7 +340,7 @@ class CommittedOrigins:
 
 
 class _EndOfRecord:
-    """The end of a record, behind its last publish."""
+    """The end of a record, after its last publish."""
 
     origin: PublishOrigin | None = None
 
@@ -356,21 +359,21 @@ def _extend(runs: list[Run], number: int, first: int, count: int) -> None:
 
 
 class OriginTracker:
-    """Clock of a session as it has said, and the origin of its last publish."""
+    """Clock offset that a session has sent, and the origin of its last publish."""
 
     __slots__ = ("_offset_us", "_origin", "_shift_us")
 
     def __init__(self) -> None:
         self._offset_us: int | None = None
         self._shift_us = 0
-        """Sum that makes monotonic time of the client's, where the offset is known."""
+        """Sum that makes monotonic time of the client's time, if the offset is known."""
         self._origin: PublishOrigin | None = None
 
     def origin(
         self, log: "DeliveryLog", session: LoggedSession, queue: Queue, frame: frames.Publish
     ) -> PublishOrigin:
-        """Return the origin of this publish; it is that of the publish before, where both came at
-        one time."""
+        """Return the origin of this publish. It is that of the previous publish, if both came
+        within RUN_US."""
         now_us, first, origin = log.now_us(), frame.messages[0], self._origin
         count, trace = len(frame.messages), _trace(first) if first.headers is not None else None
         produced_us, offset_us = frame.produced_unix_us, None
@@ -408,8 +411,8 @@ def origin_of_request(
     messages: Sequence[Message],
     trace: Trace | None,
 ) -> PublishOrigin | None:
-    """Return the origin of what one request publishes, which is of this trace. None: the log is
-    off."""
+    """Return the origin of the messages that one request with this trace publishes. None: the log
+    is off."""
     if not log.is_on:
         return None
     first = messages[0]
@@ -435,8 +438,8 @@ def _trace(first: Message) -> str | None:
 
 
 class DeliveryLog:
-    """The delivery log of a gateway, in its event loop. Off until `begin`: then callers that ask
-    `is_on` do nothing for it."""
+    """The delivery log of a gateway, in its event loop. It is off until `begin`. Callers that check
+    `is_on` do no work for it while it is off."""
 
     def __init__(
         self,
@@ -444,7 +447,7 @@ class DeliveryLog:
         now_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        """`now_us`: monotonic; `wall_us`: unix."""
+        """Begin as off. `now_us`: monotonic microseconds; `wall_us`: unix microseconds."""
         self.now_us = now_us
         self._wall_us = wall_us
         self.clock = LogClock(now_us=now_us(), wall_us=wall_us())
@@ -452,7 +455,7 @@ class DeliveryLog:
         self.gateway = ""
         self._writer: LogWriter | None = None
         self.counts: Counts = [0] * KINDS
-        """Counts of everything that has happened, by kind; places add to them."""
+        """Counts of all events, by kind. Places add to them."""
         self._chunk = Chunk()
         self._lost: Missing | None = None
         self._looked_us = 0
@@ -461,29 +464,30 @@ class DeliveryLog:
         self._unwritten: list[DispatchedSpan] = []
         """Spans that the next flush of the sockets writes."""
         self._held: dict[object, list[DispatchedSpan]] = {}
-        """Spans that wait until they are taken, by taker: a session by long poll, or whose socket
-        is full; a pull."""
+        """Spans that wait until they are taken, by taker. A taker is a session by long poll, a
+        session whose socket is full, or a pull."""
         self._apart: dict[str, bool] = {}
-        """Sessions whose sockets do not take what they are given in this turn: they will (True), or
-        they are gone."""
+        """Sessions whose sockets do not take their messages in this turn. True: they will later;
+        False: they are gone."""
         self._unsure: dict[PublishOrigin, int] = {}
-        """Number of messages of which nobody knows whether they are stored; they have no line."""
+        """Number of messages by origin for which it is unknown whether they are stored. They have
+        no line yet."""
         self._settling: dict[SettledSpan, None] = {}
         """Settled spans that have no line yet."""
 
     def begin(self, writer: LogWriter, gateway: str) -> None:
-        """Log from now on, under this gateway's name. Inside the event loop."""
+        """Log from now on, under this gateway's name. Call it inside the event loop."""
         self._loop = asyncio.get_running_loop()
         self._writer, self.gateway, self.counts = writer, gateway, writer.counts
         self.is_on = True
 
     def clock_unix_us(self) -> int | None:
-        """Return the time of the log's clock in unix microseconds, which clients are told. None:
-        the log is off."""
+        """Return the time of the log's clock in unix microseconds, which clients receive. None: the
+        log is off."""
         return self.clock.unix_us(self.now_us()) if self.is_on else None
 
     def age_s(self, unix_ms: int) -> float:
-        """Return how long ago that was, by the wall clock."""
+        """Return the seconds since a unix time, by the wall clock."""
         return self._wall_us() / 1e6 - unix_ms / 1000
 
     # --- Certified ------------------------------------------------------------------------------
@@ -497,7 +501,7 @@ class DeliveryLog:
 
     def add_commit(self, placed: CommittedOrigins) -> None:
         """Write the messages of a commit that has ended."""
-        if self._unsure:  # what is `late` comes behind that
+        if self._unsure:  # a `late` line comes after the `unknown` one
             self._write_unsure()
         for origin in placed.origins:
             self.counts[CERTIFIED] += origin.messages
@@ -505,8 +509,8 @@ class DeliveryLog:
             origin.clear()
 
     def add_unknown(self, origin: PublishOrigin, count: int) -> None:
-        """Note that for `count` messages of an origin nobody knows whether they are stored. All of
-        an origin that are added before the next hand-over are one line."""
+        """Note that it is unknown for `count` messages of an origin whether they are stored. Those
+        of one origin that are added before the next hand-over are one line."""
         self._unsure[origin] = self._unsure.get(origin, 0) + count
         self.prepare()
 
@@ -557,32 +561,32 @@ class DeliveryLog:
     # --- Dispatched -----------------------------------------------------------------------------
 
     def add_dispatch(self, span: DispatchedSpan, key: object = None) -> None:
-        """Add a span that is on its way: its line is written with the next `on_flush`, or with
+        """Add a span that is on its way. Its line is written with the next `on_flush`, or with
         `on_take` of `key`."""
         if key is not None:
             self._held.setdefault(key, []).append(span)
         else:
             self._unwritten.append(span)
-            if len(self._unwritten) > limits.LOG_SPANS_UNWRITTEN_MAX:  # nobody flushes here
+            if len(self._unwritten) > limits.LOG_SPANS_UNWRITTEN_MAX:  # without any flush
                 self._write_dispatches(self._unwritten, None)
                 self._unwritten = []
 
     @property
     def is_holding(self) -> bool:
-        """Whether anything that was given waits for its line."""
+        """Whether a dispatched span waits until it is taken."""
         return bool(self._held)
 
     def on_full(self, session: str) -> None:
-        """Keep back what `on_flush` would call written, because the socket of this session is full:
-        until `on_take`, or `on_leave`."""
+        """Keep this session's spans back from `on_flush`, because its socket is full. They wait for
+        `on_take` or `on_leave`."""
         self._apart.setdefault(session, True)
 
     def on_gone(self, session: str) -> None:
-        """Call nothing written that is on its way to this session, because its socket is gone."""
+        """Log this session's spans as not written, because its socket is gone."""
         self._apart[session] = False
 
     def on_flush(self) -> None:
-        """Write the lines of what every WebSocket was just written."""
+        """Write the lines of the spans that were just written to WebSockets."""
         if self._unwritten:
             spans, self._unwritten = self._unwritten, []
             spans = self._without_apart(spans) if self._apart else spans
@@ -609,28 +613,28 @@ class DeliveryLog:
         return written
 
     def _hold(self, span: DispatchedSpan, session: str) -> None:
-        """Count a span now and give it its line later: a part of it may have gone out."""
+        """Count a span now and write its line later, because a part of it may have gone out."""
         span.is_open, span.is_counted = False, True
         self.counts[DISPATCHED] += span.messages
         self._held.setdefault(session, []).append(span)
 
     def on_take(self, key: object) -> None:
-        """Write the lines of what was held for this key, which was taken now. Nothing is: nothing
-        happens."""
+        """Write the lines of the spans that were held for this key, and were taken now. If there
+        are none, nothing happens."""
         if key in self._held:
             self._write_dispatches(self._held.pop(key), self.now_us())
 
     def on_leave(self, key: object) -> None:
-        """Write the lines of what was held for this key, which will not be taken. Nothing is:
-        nothing happens."""
+        """Write the lines of the spans that were held for this key, and will not be taken. If there
+        are none, nothing happens."""
         if key in self._held:
             self._write_dispatches(self._held.pop(key), None)
 
     def end_dispatch(self, session: str | None, dispatched_us: int) -> None:
-        """Write the line of what this session was given at `dispatched_us`, which now comes to an
-        end or back, where that line is still held because the socket is full or no poll has come.
-        Else the log would say for as long, or after a kill for ever, that it was never given.
-        Nothing is held: nothing happens."""
+        """Write the lines of messages that this session was given at `dispatched_us`, and that now
+        end or return, if the lines are still held because the socket is full or no poll has come.
+        Otherwise the log would have an end without a delivery, after a kill for ever. If none are
+        held, nothing happens."""
         held = self._held.get(session, [])
         ended = [span for span in held if span.dispatched_us == dispatched_us]
         if not ended:
@@ -678,13 +682,14 @@ class DeliveryLog:
     # --- Settled --------------------------------------------------------------------------------
 
     def add_settlement(self, span: SettledSpan) -> None:
-        """Add a settled span that has begun; its line is written with the next hand-over, or with
+        """Add a settled span that has begun. Its line is written with the next hand-over, or with
         `write_settlement`."""
         self._settling[span] = None
         self.prepare()
 
     def write_settlement(self, span: SettledSpan) -> None:
-        """Write the line of a settled span, which ends it. It has ended: nothing happens."""
+        """Write the line of a settled span, which ends it. If it has ended already, nothing
+        happens."""
         if not span.is_open:
             return
         span.is_open = False
@@ -710,7 +715,8 @@ class DeliveryLog:
     # --- To the writer --------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Prepare for a line that is about to be written: look at the clock, and hand over soon."""
+        """Prepare for a line that is about to be written. Checks the wall clock, if that is due,
+        and schedules the next hand-over."""
         if self._timer is None and self._loop is not None:
             self._timer = self._loop.call_later(HAND_OVER_S, self._hand_over)
             before_us = self.now_us()
@@ -732,7 +738,7 @@ class DeliveryLog:
             self.put(encode(line), SPANS, 0)
 
     def put(self, line: bytes, kind: int, messages: int) -> None:
-        """Put an encoded line, of `messages` messages of a kind, behind the others."""
+        """Append an encoded line about `messages` messages of a kind."""
         chunk = self._chunk
         chunk.lines.append(line)
         chunk.bytes += len(line) + 1
@@ -744,13 +750,13 @@ class DeliveryLog:
             self._hand_chunk()
 
     def _hand_over(self) -> None:
-        """Hand over everything that has a line, or may have one by now."""
+        """Hand over all lines, including those of spans that can end now."""
         self._write_unsure()
         for span in list(self._settling):
             self.write_settlement(span)
         self._timer = None
         self._hand_chunk()
-        if self._lost is not None:  # told as soon as there is room, whether or not more comes
+        if self._lost is not None:  # it is reported as soon as there is room, even if no line comes
             self.prepare()
 
     def _hand_chunk(self) -> None:
@@ -769,7 +775,7 @@ class DeliveryLog:
         writer.put(chunk)
 
     async def stop(self) -> None:
-        """Write what there is, and log nothing any more. Off: nothing happens."""
+        """Write the remaining lines, and log nothing more. If the log is off, nothing happens."""
         writer, loop = self._writer, self._loop
         if writer is None or loop is None:
             return
@@ -788,9 +794,9 @@ class DeliveryLog:
         await loop.run_in_executor(None, writer.stop, STOP_S)
 
     def status(self) -> LogStatus | None:
-        """Return how the log is. None: it is off."""
+        """Return the state of the log. None: it is off."""
         return self._writer.status() if self._writer is not None else None
 
 
 OFF: Final = DeliveryLog()
-"""The log of callers that keep none."""
+"""A log that is off, for callers that keep none."""

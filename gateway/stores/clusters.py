@@ -285,8 +285,8 @@ def check_shards(found: list[ExaminedShard], target: Target) -> None:
         raise Refused(
             "storage_unavailable",
             f"{target.shown} has no incarnation, because it was emptied or never provisioned. If "
-            "it is new, run `tocsin admin provision --replicas N`, where N is the number of replicas "
-            "that may be elected",
+            "it is new, run `tocsin admin provision --replicas N`, where N is the number of "
+            "replicas that may be elected",
         )
     for one in found:
         for server in one.servers:

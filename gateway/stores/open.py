@@ -141,7 +141,7 @@ async def _open_embedded(config: Config, on_fatal: OnFatal) -> Stores:
 
 
 def _check_folder(data_dir: Path, store: Path) -> None:
-    if (data_dir / MANIFEST_FILE).exists():  # a backup is not marked as an older history (R30)
+    if (data_dir / MANIFEST_FILE).exists():  # R30: a backup is not marked as an older history
         raise Refused(
             "storage_unavailable",
             f"{data_dir} is a backup. To make a data folder of it, run `tocsin admin restore "

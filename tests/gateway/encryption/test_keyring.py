@@ -280,7 +280,7 @@ async def test_a_master_key_is_never_made_where_one_was(
     await (await opened(catalog)).close()
     assert f"The master key is in {path}" in caplog.text
     path.unlink()
-    with pytest.raises(Refused, match="does not exist. Put the file back"):
+    with pytest.raises(Refused, match=r"does not exist\. Put the file back"):
         await opened(catalog)
     assert not path.exists()
 
@@ -440,7 +440,9 @@ async def test_a_key_file_that_cannot_be_written_is_told_of(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "replace", fails)
-    with pytest.raises(Refused, match=r"cannot be written \(Permission denied\), so the master key was not"):
+    with pytest.raises(
+        Refused, match=r"cannot be written \(Permission denied\), so the master key was not"
+    ):
         await ring.rotate(None)
     assert (read_keys(file), catalog.masters) == ([OLD], {master_id(OLD)})
     assert [one.name for one in file.parent.iterdir()] == [file.name]

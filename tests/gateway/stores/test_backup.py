@@ -129,7 +129,7 @@ async def test_a_backup_goes_into_an_empty_folder_only(backup: Path, tmp_path: P
     assert (await run("backup", tmp_path / "file", "--data-dir", tmp_path / "data")).exit_code == 1
     nowhere = tmp_path / "no" / "where"
     result = await run("backup", nowhere, "--data-dir", tmp_path / "data")
-    assert (result.exit_code, f"make {nowhere.parent} first" in result.output) == (1, True)
+    assert (result.exit_code, f"{nowhere.parent} does not exist" in result.output) == (1, True)
     (tmp_path / "empty").mkdir()
     assert (await run("backup", tmp_path / "empty", "--data-dir", tmp_path / "data")).exit_code == 0
 
