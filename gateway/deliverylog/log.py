@@ -185,8 +185,7 @@ class SettledSpan:
     reason: str | None
     at_us: int
     pushes: list[bytes] = field(default_factory=list)
-    """Pushes, encoded as in the line. The hundreds of numbers in acks are encoded as they come, so
-    that nothing walks over them again, and neither does the garbage collector."""
+    """Pushes, encoded as they come, so that the garbage collector never walks their numbers."""
     bytes: int = 0
     """Size of the encoded pushes."""
     messages: int = 0
@@ -212,10 +211,8 @@ Owned = tuple[LoggedPublish, Sequence[int], int]
 @dataclass(slots=True, eq=False)
 class PublishOrigin:
     """Origin of messages of one queue, with the time when they were accepted, and later their
-    places.
-
-    Times are monotonic microseconds. The fields after `trace` belong to the commit under way.
-    """
+    places. Times are monotonic microseconds. The fields after `trace` belong to the commit under
+    way."""
 
     log: "DeliveryLog"
     queue: Queue
@@ -226,8 +223,7 @@ class PublishOrigin:
     producer: str | None = None
     session: str | None = None
     produced_us: int | None = None
-    """Time of production, monotonic if there is a `clock_offset_us`, else as the client sent
-    it."""
+    """Time of production, monotonic with a `clock_offset_us`, else as the client sent it."""
     clock_offset_us: int | None = None
     trace: str | None = None
     stages: CommitTimes | None = None
@@ -266,8 +262,7 @@ class PublishOrigin:
 
 @dataclass(slots=True)
 class CommittedOrigins:
-    """The origins of one commit. `is_late`: their publishers have already been answered
-    `unknown`."""
+    """The origins of one commit. `is_late`: their publishers were answered `unknown` before."""
 
     stages: CommitTimes
     is_late: bool
@@ -619,22 +614,19 @@ class DeliveryLog:
         self._held.setdefault(session, []).append(span)
 
     def on_take(self, key: object) -> None:
-        """Write the lines of the spans that were held for this key, and were taken now. If there
-        are none, nothing happens."""
+        """Write the lines of the spans, if any, that were held for this key, and were taken now."""
         if key in self._held:
             self._write_dispatches(self._held.pop(key), self.now_us())
 
     def on_leave(self, key: object) -> None:
-        """Write the lines of the spans that were held for this key, and will not be taken. If there
-        are none, nothing happens."""
+        """Write the lines of the spans, if any, that were held for this key, and stay untaken."""
         if key in self._held:
             self._write_dispatches(self._held.pop(key), None)
 
     def end_dispatch(self, session: str | None, dispatched_us: int) -> None:
         """Write the lines of messages that this session was given at `dispatched_us`, and that now
-        end or return, if the lines are still held because the socket is full or no poll has come.
-        Otherwise the log would have an end without a delivery, after a kill for ever. If none are
-        held, nothing happens."""
+        end or return, if these lines are still held. Otherwise the log would have an end without a
+        delivery, after a kill for ever. If none are held, nothing happens."""
         held = self._held.get(session, [])
         ended = [span for span in held if span.dispatched_us == dispatched_us]
         if not ended:
