@@ -199,7 +199,7 @@ class Changes:
             await self._metadata.forget(queue_id, group_id)
         except TocsinError as error:
             changes_logger.warning(
-                "%s is deleted, but stays on the list of dropped ones for now: %s",
+                "%s is deleted, but is still on the list of dropped ones: %s",
                 group_id or queue_id,
                 error,
             )
