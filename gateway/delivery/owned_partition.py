@@ -437,10 +437,12 @@ class OwnedPartition:
                 break
             giveable.pop(0)
             record = found[0]
-            push = delivery.give_line(key, offset, record, now=now, wall_unix_ms=wall_unix_ms)
             if record is None:
-                self.log.on_gap([(offset, offset)])
-            elif push is not None:
+                if delivery.pass_line(key, offset, now=now, wall_unix_ms=wall_unix_ms):
+                    self.log.on_gap([(offset, offset)])
+                continue
+            push = delivery.give_line(key, offset, record, now=now, wall_unix_ms=wall_unix_ms)
+            if push is not None:
                 given += 1
                 self._send(record, push, None, now, self.log.take_cause(key, push))
         return given

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import logging
 import os
+import time
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -366,7 +367,9 @@ def _recover_last(folder: Path, left: LeftCounts) -> None:
         began_unix_ms = began_unix_ms or left.began_unix_us // 1000
         part, found = folder / name_of(left.gateway, began_unix_ms, last + 1), WholeLines()
         part.touch(mode=0o600)
-    at_us = part.stat().st_mtime_ns // 1000
+        at_us = time.time_ns() // 1000
+    else:
+        at_us = part.stat().st_mtime_ns // 1000
     line = UnloggedLine(
         schema=SCHEMA,
         gateway=left.gateway,

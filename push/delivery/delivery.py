@@ -210,10 +210,10 @@ class Delivery:
 
     @property
     def unsettled_passed(self) -> int:
-        """Number of messages below the frontier that are not settled, dying ones too. While the
-        frontier goes over offsets that the previous owner had passed, some above it may count as
-        well."""
-        return self._open + self.waiting.dead_count
+        """Number of messages below the frontier that are not settled, dying ones too, and those
+        that side lines have lost to the end of the epoch. While the frontier goes over offsets that
+        the previous owner had passed, some above it may count as well."""
+        return self._open + self.waiting.dead_count + self.waiting.vanished
 
     @property
     def _open(self) -> int:
@@ -259,21 +259,15 @@ class Delivery:
 
     # enforces: R13
     def give_line(
-        self, key: int, offset: int, record: Record | None, *, now: float, wall_unix_ms: int
+        self, key: int, offset: int, record: Record, *, now: float, wall_unix_ms: int
     ) -> Push | None:
-        """Send a message that the caller took from `giveable`. `record` holds it; None: the log has
-        it no longer.
+        """Send a message that the caller took from `giveable`. `record` holds it.
 
-        Returns None when it is not to be sent: acked late, expired, no longer in the log, or the
-        partition moves.
+        Returns None when it is not to be sent: acked late, expired, or the partition moves.
         """
         waiting = self.waiting
-        waiting.begin(now, wall_unix_ms)
-        line = None if self.draining else waiting.sendable(key, offset, now)
+        line = self._sendable(key, offset, now, wall_unix_ms)
         if line is None:
-            return None
-        if record is None:
-            waiting.lost(line, offset, now)
             return None
         expires = record.expires_unix_ms(offset)
         if expires and expires <= wall_unix_ms:  # R13
@@ -302,6 +296,21 @@ class Delivery:
         line.pull = waiting.pull
         waiting.lines.settle_down(line, now)
         return push
+
+    def pass_line(self, key: int, offset: int, *, now: float, wall_unix_ms: int) -> bool:
+        """Pass a message that the caller took from `giveable`, and that the log no longer has.
+
+        Returns whether it is settled by that. Otherwise it was acked late, or waits again, or the
+        partition moves.
+        """
+        line = self._sendable(key, offset, now, wall_unix_ms)
+        if line is not None:
+            self.waiting.lost(line, offset, now)
+        return line is not None
+
+    def _sendable(self, key: int, offset: int, now: float, wall_unix_ms: int) -> Line | None:
+        self.waiting.begin(now, wall_unix_ms)
+        return None if self.draining else self.waiting.sendable(key, offset, now)
 
     # --- Acks, nacks, extends ------------------------------------------------------------------
 

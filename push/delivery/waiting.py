@@ -69,6 +69,7 @@ class Waiting:
         "returned",
         "tally",
         "untaken",
+        "vanished",
     )
 
     def __init__(
@@ -109,6 +110,9 @@ class Waiting:
         """The pull that is being served (R24)."""
         self.untaken = DeadRanges(owned.cursor.dead)
         """Dead messages that `take_dead_letters` has not returned yet."""
+        self.vanished = 0
+        """Number of offsets that side lines have lost and that were not settled here. A seek or
+        another owner has ended the epoch and taken them."""
         self.notices: Notices | None = None
         """Events that were not returned yet; None: nothing has happened."""
         self.not_before: dict[int, float] = {}  # offset → end of its backoff, until it is in a line
@@ -455,7 +459,7 @@ class Waiting:
 
     def side_loaded(self, key: int, offsets: tuple[int, ...], now: float) -> None:
         """Take the next part of a side line, in order. Empty: none of the offsets that it had when
-        it was requested is left."""
+        it was requested is left, because a seek or another owner has taken them."""
         line = self.lines.by_key.get(key)
         if line is None or line.loading is None:
             return
@@ -466,6 +470,7 @@ class Waiting:
         else:
             fresh = self._admitted(line, fresh)
             line.aside -= len(fresh) if fresh else stood
+            self.vanished += 0 if fresh else stood
             line.loaded = fresh[-1] if fresh else line.loaded
             line.waiting.extend(fresh)
             self.lines.held += len(fresh)

@@ -2,7 +2,8 @@
 check of its audit, and the places at which a fault can be planted.
 
 All lines of a history are by one clock, so they can be put in order. Events up to `SHARED_US` apart
-may share one time in the log; that is the log's own inexactness.
+may share one time in the log; that is the log's own inexactness. No span goes over the begin or the
+end of an epoch, so what belongs to an epoch is exact.
 """
 
 import base64
@@ -90,8 +91,13 @@ class Epoch:
     def has(self, gateway: str, at_us: int) -> bool:
         """Whether an act of this gateway at this time was within it."""
         until = self.released.at_unix_us if self.released is not None else None
-        since = self.owned.at_unix_us - SHARED_US
+        since = self.owned.at_unix_us
         return gateway == self.gateway and since <= at_us and (until is None or at_us <= until)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything that it settled is durable."""
+        return self.released is not None and self.released.is_clean
 
 
 class Log:
@@ -169,38 +175,71 @@ class Log:
 
     def _positions(self) -> Iterator[tuple[object, ...]]:
         """Yield each position below which more messages are unsettled than it says; or fewer, if
-        its epoch began with nothing passed and ended clean."""
+        its epoch began with nothing passed above its frontier and ended clean."""
         for place in self.epochs:
             for segment in self.segments(place):
                 first = segment[0].owned
                 is_whole = not self.lossy & {epoch.gateway for epoch in segment}
                 if is_whole and first.ahead is None and not first.open:
                     for epoch in segment:
-                        yield from self._wrong_in(place, epoch, first)
+                        yield from self._wrong_in(place, epoch, segment)
 
     def _wrong_in(
-        self, place: Place, epoch: Epoch, first: PositionLine
+        self, place: Place, epoch: Epoch, segment: Sequence[Epoch]
     ) -> Iterator[tuple[object, ...]]:
-        """Yield the wrong positions in one epoch of a segment that begins with `first`."""
-        since = first.at_unix_us - SHARED_US
+        """Yield the wrong positions in one epoch of a segment.
+
+        The last acks of an epoch that did not end clean may be lost, and their messages be open in
+        the next one. So they prove neither that a message is open nor that it is settled.
+        """
+        first = segment[0].owned
+        sure = [one for one in segment if one is epoch or one.is_clean]
         for position in epoch.positions:
             if position.event == "owned":
                 continue
-            open_ = [
-                offset
-                for offset in range(first.frontier, position.frontier)
-                if not any(
-                    outcome in FINAL and since <= at <= position.at_unix_us
-                    for at, outcome, _ in self.ended.get((place, offset), ())
-                )
-            ]
+            times = first.at_unix_us, position.at_unix_us
+            below = range(first.frontier, position.frontier)
+            open_ = self._open(place, below, *times)
             is_exact = epoch.owned.ahead is None and position.is_clean
-            if position.open < len(open_) or (is_exact and position.open > len(open_)):
+            most = len(self._open(place, below, *times, by=sure)) if is_exact else position.open
+            if position.open > most:
+                kept = self._kept(place, position.frontier, first, epoch.owned)
+                most += len(self._open(place, kept, *times, by=sure))
+            if not len(open_) <= position.open <= most:
                 yield "position", position.queue, position, open_
 
+    def _open(
+        self, place: Place, offsets: Iterable[int], since_us: int, until_us: int,
+        by: Sequence[Epoch] | None = None,
+    ) -> list[int]:  # fmt: skip
+        """Return those of these offsets that no line settles within this time. Only lines of the
+        epochs `by` count; None: all."""
+        return [
+            offset
+            for offset in offsets
+            if not any(
+                outcome in FINAL
+                and since_us <= at <= until_us
+                and (by is None or any(epoch.has(read.line.gateway, at) for epoch in by))
+                for at, outcome, read in self.ended.get((place, offset), ())
+            )
+        ]
+
+    def _kept(
+        self, place: Place, frontier: int, first: PositionLine, owned: PositionLine
+    ) -> list[int]:
+        """Return what was given in the segment before an epoch began, at its frontier or above. A
+        client may have kept it and come back with it (R22). It counts as open, too."""
+        return [
+            offset
+            for (at, offset), gave in self.given.items()
+            if at == place
+            and offset >= frontier
+            and any(first.at_unix_us <= one.at_us < owned.at_unix_us for one in gave)
+        ]
+
     def _deliveries(self) -> Iterator[tuple[object, ...]]:
-        """Yield each settled line of a delivery without a line, or of a delivery already ended; and
-        each repeated delivery of a message that had not returned."""
+        """Yield each settled line of a delivery without a line, or of a delivery already ended."""
         for (place, offset), ends in self.ended.items():
             gave = self.given.get((place, offset), [])
             for at, outcome, read in ends:
@@ -219,9 +258,22 @@ class Log:
                         yield "settled_early", self.names.get(place[0]), place, offset, outcome
         for (place, offset), gave in self.given.items():
             for one in gave:
-                if len(one.ends) > 1:
+                if len(one.ends) > 1 and not _is_acked_late(one, gave):
                     told = [outcome for _, outcome, _ in one.ends]
                     yield "settled_twice", self.names.get(place[0]), place, offset, told
+
+
+def _is_acked_late(one: Given, gave: Iterable[Given]) -> bool:
+    """Whether a delivery came back, and was acked before its gateway gave the message again
+    (R21)."""
+    (back_us, back, _), *acks = one.ends
+    return (
+        back in BACK
+        and [outcome for _, outcome, _ in acks] == ["acked"]
+        and not any(
+            other.gateway == one.gateway and back_us <= other.at_us <= acks[0][0] for other in gave
+        )
+    )
 
 
 def given_us_of(line: SettledLine, number: int, offset: int) -> int | None:

@@ -80,15 +80,20 @@ class OneClock:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Replace the process's clocks and its sources of chance, so that a seed gives much the
-        same history each time."""
+        """Replace the process's clocks and its sources of chance, so that a seed gives the same
+        history each time, byte by byte."""
+        before = random.getstate()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "time", lambda: self.unix_ns() / 1e9)
             patch.setattr(time, "time_ns", self.unix_ns)
             patch.setattr(time, "monotonic_ns", lambda: self.us() * 1000)
             patch.setattr(os, "urandom", self._chance.randbytes)
             patch.setattr(random, "_urandom", self._chance.randbytes)  # `secrets` takes this
-            yield
+            random.seed(self._chance.getrandbits(64))  # the jitter of backoffs
+            try:
+                yield
+            finally:
+                random.setstate(before)
 
 
 class OneThread(VirtualLoop):

@@ -593,3 +593,26 @@ async def test_what_returns_with_another_names_the_delivery_that_it_ends(house: 
     ends = {line.outcome: line.pushes for line in logged.of(SettledLine)}
     at = given.dispatched_unix_us
     assert ends == {"nacked": [[0, at, 0, 0]], "returned": [[0, at, 1, 1]]}
+
+
+async def test_a_late_ack_settles_a_delivery_that_has_come_back(house: House) -> None:
+    """R21: The first message is nacked, and the later one of its key comes back with it. Both are
+    acked before they are given again. An ack of a delivery of which nothing is in flight any more
+    does not name it."""
+    queue = await house.queue(backoff_s=60, backoff_max_s=60)
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n, key) for n, key in enumerate(["a", "a", "b"])])
+    places = [place for place, _, _ in await session.take(3)]
+    consumer.nack(delivery(places[0]), None, None)
+    assert await house.confirm(consumer, delivery(places[0])) == (1, 0)
+    assert await house.confirm(consumer, delivery(places[2])) == (1, 0)
+    assert await house.confirm(consumer, delivery(places[1])) == (1, 0)
+    (given,) = logged.of(DispatchedLine)
+    at = given.dispatched_unix_us
+    ends = [(line.outcome, push) for line in logged.of(SettledLine) for push in line.pushes]
+    assert ends == [
+        ("nacked", [0, at, 0, 0]), ("returned", [0, at, 1, 1]),
+        ("acked", [0, at, 0, 0]), ("acked", [0, at, 2, 2]), ("acked", [0, None, 1, 1]),
+    ]  # fmt: skip

@@ -1,15 +1,18 @@
 """Histories of positions of a group in the delivery log. All messages below a position are settled,
 except the number that it states."""
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from typing import Any
 
 import pytest
 
+from gateway.delivery.log_reader import LogPrefetch
 from gateway.deliverylog import deliveries as slot_log
 from gateway.deliverylog.lines import PositionLine, SettledLine, runs_of
 from metadata.catalog import ANYBODY
+from push import limits
 from tests.histories.house import House, delivery, eventually, message
 from tests.histories.logged import Logged
 
@@ -104,6 +107,37 @@ async def test_a_group_that_an_operator_moves_has_no_neighbouring_epochs(
     assert anew.epoch > owned.epoch + 1
 
 
+async def test_what_a_seek_takes_from_a_side_line_is_open_in_the_epoch_that_it_ends(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another gateway moves the group while this one reads the side line, which is empty by then.
+    The position of the epoch must not state that its messages are settled."""
+    monkeypatch.setattr(limits, "HELD_PER_PARTITION_MAX", 0)
+    monkeypatch.setattr(limits, "ASIDE_UNWRITTEN_MAX", 1)
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group, credit=1)
+    await house.publish(queue, [message(n) for n in range(3)])
+    ((place, _, _),) = await session.take(1)
+    consumer.nack(delivery(place), 0, None)
+    consumer.grant(10)
+    *_, (place, _, _) = await session.take(2)
+    (slot,) = consumer.slots.values()
+    await eventually(lambda: slot.delivery.line_counts()[2] == 2)
+    storage, read_side = house.broker.storage, house.broker.storage.read_side
+
+    async def late(*args: Any) -> tuple[int, ...]:
+        await storage.seek(group.group_id, queue.queue_id, ["earliest"])
+        return await read_side(*args)
+
+    monkeypatch.setattr(storage, "read_side", late)
+    consumer.ack(delivery(place), [], None)
+    await eventually(lambda: slot.delivery.line_counts()[2] == 0)
+    await house.broker.upkeep.seek(ANYBODY, queue, group.name, "earliest")
+    assert stood(logged)[:2] == [("owned", 0, 0), ("released", 3, 2)]
+
+
 async def test_what_is_damaged_is_passed_with_a_word(durable_house: House) -> None:
     """The damaged message was given to no consumer, and no audit may take it for lost."""
     house = durable_house
@@ -120,6 +154,32 @@ async def test_what_is_damaged_is_passed_with_a_word(durable_house: House) -> No
     given: list[Any] = await session.get(3)
     assert given == [0, 3, 4]
     assert gone(logged) == [(1, 2)]
+
+
+async def test_what_a_partition_that_moves_does_not_pass_is_not_gone(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has lost a message that is about to be given again. Its partition moves meanwhile, so
+    the message stays open and is passed by the next owner."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n, key) for n, key in enumerate("ab")])
+    places = [place for place, _, _ in await session.take(2)]
+    (slot,) = consumer.slots.values()
+
+    def lost(_: object, offset: int) -> tuple[None]:
+        slot.drain(asyncio.get_running_loop().time() + 60)
+        return (None,)
+
+    monkeypatch.setattr(LogPrefetch, "line", lost)
+    consumer.nack(delivery(places[0]), 0, None)
+    await eventually(lambda: slot.delivery.draining)
+    assert await house.confirm(consumer, delivery(places[1])) == (1, 0)
+    await eventually(lambda: slot.ended)
+    assert stood(logged)[:2] == [("owned", 0, 0), ("released", 2, 1)]
+    assert gone(logged) == []
 
 
 async def test_no_line_goes_over_an_epochs_end(house: House) -> None:

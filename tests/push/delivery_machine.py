@@ -302,13 +302,21 @@ class DeliveryMachine(RuleBasedStateMachine):
     def give_line(self, key: int, offset: int) -> None:
         message = self.model.messages[offset]
         assert key == message.line
-        record = None if message.gone else self.record_of(offset)
-        out = self.delivery.give_line(key, offset, record, now=self.now, wall_unix_ms=self.wall)
+        out, is_passed = None, False
+        if message.gone:
+            is_passed = self.delivery.pass_line(key, offset, now=self.now, wall_unix_ms=self.wall)
+        else:
+            record = self.record_of(offset)
+            assert record is not None
+            out = self.delivery.give_line(key, offset, record, now=self.now, wall_unix_ms=self.wall)
         if out is not None:
             assert not self.delivery.draining, "R20"
             self.model.sent(offset, out, self.now, self.pull)
         elif message.gone and message.state == "waiting" and not self.in_memory(message):
+            assert is_passed
             self.model.ends(message)
+        else:
+            assert not is_passed
         self.observe()
 
     def in_memory(self, message: Told) -> bool:

@@ -364,8 +364,7 @@ def test_a_line_passes_what_is_not_in_the_log_any_more() -> None:
     world.delivery.plan_retries(10, now=world.now)
     world.write()
     ((key, offset),) = world.delivery.giveable
-    out = world.delivery.give_line(key, offset, None, now=world.now, wall_unix_ms=world.wall)
-    assert out is None
+    assert world.delivery.pass_line(key, offset, now=world.now, wall_unix_ms=world.wall)
     world.delivery.giveable.clear()
     assert offsets(world.retry()) == [1]
     world.write()
@@ -1246,6 +1245,21 @@ def test_an_ack_of_what_an_operator_skipped_is_stale() -> None:
     assert world.ack(1, 0) == "stale"
 
 
+def test_what_is_not_in_the_log_any_more_is_not_passed_by_a_partition_that_moves() -> None:
+    """The next owner passes it."""
+    world = World(A, lease_s=10)
+    world.give()
+    world.expire(11)
+    world.delivery.plan_retries(1, now=world.now)
+    world.write()
+    ((key, offset),) = world.delivery.giveable
+    world.delivery.drain(deadline=world.now)
+    assert not world.delivery.pass_line(key, offset, now=world.now, wall_unix_ms=world.wall)
+    world.write()
+    assert world.store.settled == set()
+    assert world.delivery.unsettled_passed == 1
+
+
 def test_an_ack_of_what_is_no_longer_in_the_log_is_stale() -> None:
     """R21, R30: nobody has settled it, and nobody will."""
     world = World(A, lease_s=10)
@@ -1255,8 +1269,7 @@ def test_an_ack_of_what_is_no_longer_in_the_log_is_stale() -> None:
     world.write()
     ((key, offset),) = world.delivery.giveable
     world.delivery.giveable.clear()
-    gone = world.delivery.give_line(key, offset, None, now=world.now, wall_unix_ms=world.wall)
-    assert gone is None
+    assert world.delivery.pass_line(key, offset, now=world.now, wall_unix_ms=world.wall)
     assert world.ack(1, 0) == "stale"
 
 
