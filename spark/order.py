@@ -21,8 +21,8 @@ inversion        First deliveries of a key are in the order of its offsets (P3).
 overtaken        While a message is back and waits, no later message of its key is given (P3). A
                  message on its way to the dead letters no longer waits.
 ungiven          A message settled as given at a time was given at that time.
-settled_twice    A delivery comes back once, and a message to one end in an epoch. A delivery that came
-                 back may still be acked (R21).
+settled_twice    A delivery comes back once, and a message to one end in an epoch. A delivery that
+                 came back may still be acked (R21).
 settled_early    Nothing is settled before it is given.
 certified_twice  An offset is new once.
 disorder         A gateway certifies the offsets of a partition in their order.
