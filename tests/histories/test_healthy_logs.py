@@ -30,6 +30,17 @@ def test_any_healthy_log_agrees_with_itself(seed: int, folder: Path) -> None:
     assert Log(read_log(logs_of(f"mixed{seed}", mixed, seed, folder))).faults() == []
 
 
+def test_a_seed_gives_the_same_log_each_time(folder: Path) -> None:
+    """A history that a log accuses can be played again."""
+    logs = []
+    for time in ("first", "second"):
+        (folder / time).mkdir()
+        into = logs_of("mixed0", mixed, 0, folder / time)
+        logs.append({path.name: path.read_bytes() for one in into for path in one.iterdir()})
+    assert logs[0] == logs[1]
+    assert logs[0]
+
+
 @pytest.mark.parametrize("name", ["behind_at_its_stop", "left_parked", "paused", "one_hot_key"])
 def test_a_group_that_is_behind_has_passed_messages_over(name: str, folder: Path) -> None:
     """A rule that takes each passed-over message for lost accuses these."""
