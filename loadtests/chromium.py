@@ -18,10 +18,10 @@ from playwright.async_api import Browser, async_playwright
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WHAT_TO_DO: Final = (
-    "the tests in a browser need Chromium. Debian: apt install chromium. Ubuntu, whose chromium is "
-    "a snap that tests cannot use: install google-chrome-stable_current_amd64.deb from "
-    "https://dl.google.com/linux/direct/. Elsewhere: put chromium or google-chrome on PATH, or "
-    "name it: TOCSIN_CHROMIUM=/path/to/chromium"
+    "the tests in a browser need Chromium. On Debian run `apt install chromium`. On Ubuntu, whose "
+    "chromium is a snap that tests cannot use, install google-chrome-stable_current_amd64.deb from "
+    "https://dl.google.com/linux/direct/. Elsewhere put chromium or google-chrome on PATH, or set "
+    "TOCSIN_CHROMIUM=/path/to/chromium"
 )
 
 

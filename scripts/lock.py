@@ -6,8 +6,8 @@ pyproject.toml files.
 Only `pyproject.toml` and `clients/python/pyproject.toml` name the wanted packages. The locks name
 the installed ones, with the hash of every file that the Python Package Index has for a version. One
 lock serves every platform and every Python from OLDEST on. A package that only some of them need is
-listed with its condition. [A lock that was resolved by one 3.11.7 lacked what 3.11.2 needs besides,
-which is Debian 12's.] The locks name no index and no folder, so this machine's settings stay out of
+listed with its condition. [A lock that was resolved by one 3.11.7 lacked packages that 3.11.2 of
+Debian 12 also needs.] The locks name no index and no folder, so this machine's settings stay out of
 them.
 """
 
@@ -81,11 +81,11 @@ def main() -> None:
     upgrade = "--upgrade" in sys.argv[1:]
     running, analytics, developing = wanted()
     runtime = ROOT / "requirements.lock"
-    compile_lock(running, runtime, "What `make run` installs.", upgrade)
+    compile_lock(running, runtime, "The packages that `make run` installs.", upgrade)
     compile_lock(
         analytics,
         ROOT / "requirements-spark.lock",
-        "What `tocsin report` needs besides requirements.lock; `make report` installs it.",
+        "Further packages that `tocsin report` needs; `make report` installs them.",
         upgrade,
         "--constraint",
         str(runtime),
@@ -93,7 +93,7 @@ def main() -> None:
     compile_lock(
         developing,
         ROOT / "requirements-dev.lock",
-        "What `make test` and `make check` install besides the other two.",
+        "Further packages that `make test` and `make check` install.",
         upgrade,
         "--constraint",
         str(runtime),

@@ -60,7 +60,7 @@ def default_data_dir() -> Path:
 @click.option(
     "--logs",
     multiple=True,
-    help="Folders of delivery logs instead, perhaps of several gateways: '/logs/*/delivery'. "
+    help="Folders of delivery logs of one or more gateways, instead: '/logs/*/delivery'. "
     "May be given several times. Needs --lake.",
 )
 @click.option(
@@ -71,39 +71,44 @@ def default_data_dir() -> Path:
 @click.option(
     "--lake",
     type=click.Path(path_type=Path),
-    help=f"Where what was read is kept, for the next time. [DATA_DIR/{LAKE}]",
+    help=f"The folder that keeps the data read, for the next report. [DATA_DIR/{LAKE}]",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path(PAGE),
     show_default=True,
-    help="The page.",
+    help="The file of the page.",
 )
-@click.option("--since", type=_DAY, help="From this day on, in UTC.")
-@click.option("--until", type=_DAY, help="To this day's end.")
+@click.option("--since", type=_DAY, help="Show the report from this day on, in UTC.")
+@click.option("--until", type=_DAY, help="Show the report to the end of this day, in UTC.")
 @click.option(
     "--target",
     "targets",
     multiple=True,
     metavar="[QUEUE=]TIME",
-    help="How long a delivery may take: 200ms, orders=50ms. May be given several times.",
+    help="How long a delivery may take, such as 200ms or orders=50ms; repeatable.",
 )
 @click.option(
     "--keep-days",
     type=click.IntRange(1),
-    help="Remove what is older from the lake when it is rolled up; its hours stay. [all stays]",
+    help="Remove older data from the lake after the rollup; figures by hour stay. [keep all]",
 )
-@click.option("--master", help="A Spark cluster: spark://host:7077. [this machine, all cores]")
 @click.option(
-    "--memory", default=MEMORY, show_default=True, help="How much Java may take on this machine."
+    "--master", help="A Spark cluster, such as spark://host:7077. [all cores of this machine]"
+)
+@click.option(
+    "--memory",
+    default=MEMORY,
+    show_default=True,
+    help="How much memory Java may use on this machine.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help=f"Exit code {EXIT_UNJUDGED} when something could not be judged, and all else is well.",
+    help=f"Exit with code {EXIT_UNJUDGED} if something could not be judged and all else is well.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what each job found as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result of each job as JSON.")
 def report(  # noqa: PLR0917 - click passes them by name
     data_dir: Path | None,
     logs: tuple[str, ...],
@@ -119,16 +124,16 @@ def report(  # noqa: PLR0917 - click passes them by name
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Where did the time of messages go, and were the promises kept?
+    """Report where the time of messages went, and whether the promises were kept.
 
-    Reads the delivery log of a broker, whether it runs or not, into a lake of Parquet files, rolls
+    Reads the delivery log of a broker, whether it runs or not, into a lake of Parquet files. Rolls
     it up by minute, hour and day, checks the order of every message, reconciles the usage log, and
-    writes one HTML page. A second run reads only the files that are new; what it checks is all that
-    is in the lake. Needs PySpark and Java.
+    writes one HTML page. A second run reads only new files, and checks all data in the lake. Needs
+    PySpark and Java.
 
-    It says on stderr how far it is. Exit codes: 1, the audit found a promise that was not kept; 3,
-    the report was not made, and a sentence says why; where Spark had begun, it names a log with all
-    the rest. With --strict also 4: something could not be judged, as the page says in amber.
+    Progress goes to stderr. Exit code 1: the audit found a broken promise. Exit code 3: the report
+    was not made; a sentence says why, and names a log if Spark had started. With --strict, exit
+    code 4: something could not be judged, as the page says in amber.
     """  # fmt: skip
     _check_days(since, until)
     _check_logs(usage, logs, lake)
@@ -174,11 +179,11 @@ def _check_days(since: datetime.datetime | None, until: datetime.datetime | None
 def _check_logs(usage: Path | None, logs: tuple[str, ...], lake: Path | None) -> None:
     """Refuse options that would mix data of different brokers."""
     if usage is not None and not logs:
-        raise click.UsageError("--usage belongs to --logs; of a data folder it is known.")
+        raise click.UsageError("--usage needs --logs. Without --logs it is found by itself.")
     if logs and lake is None:
         raise click.UsageError(
-            "--logs needs --lake, a folder for what is read of them: the lake of this machine's "
-            "broker would have two logs in it."
+            "--logs needs --lake, a folder of their own. Otherwise the lake of this machine's "
+            "broker would hold two brokers' logs."
         )
 
 
@@ -193,8 +198,8 @@ def _places(
         folder = data_dir or default_data_dir()
     except RuntimeError:
         raise Failed(
-            "the environment has no HOME, so it is not known where the broker's data is; "
-            "--data-dir or TOCSIN_DATA_DIR names the folder."
+            "the environment has no HOME, so the broker's data cannot be found; name its folder by "
+            "--data-dir or TOCSIN_DATA_DIR."
         ) from None
     try:
         has_log, has_usage = (os.path.isdir(folder / name) for name in ("delivery", "usage"))
@@ -203,12 +208,12 @@ def _places(
             raise FileNotFoundError
     except FileNotFoundError:
         raise Failed(
-            f"there is no delivery log in {folder}; --data-dir or --logs names another place."
+            f"there is no delivery log in {folder}; give another place by --data-dir or --logs."
         ) from None
     except OSError as problem:
         raise Failed(
-            f"{folder} cannot be read ({problem.strerror}); --data-dir or --logs names another "
-            "place."
+            f"{folder} cannot be read ({problem.strerror}); give another place by --data-dir or "
+            "--logs."
         ) from None
     usage = folder / "usage" if has_usage and not logs else usage
     return logs or (str(folder / "delivery"),), lake or folder / LAKE, usage

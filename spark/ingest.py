@@ -93,7 +93,7 @@ def batches(new: Sequence[Listed], bytes_max: int) -> Iterator[list[Listed]]:
     """Cut files into batches, in the order in which they were written.
 
     A batch of few hours is a batch of few folders. No two files of a batch have the same name,
-    because rows are told apart by it.
+    because rows are distinguished by it.
     """
     waiting = sorted(new, key=lambda one: (one.modified_unix_ms, one.name, one.path))
     while waiting:

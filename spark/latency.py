@@ -35,7 +35,7 @@ STAGES: Final = (ARRIVING, GATHERING, STORING, WAITING, WRITING, HANDLING)
 """The parts, in their order; DELIVERY and WHOLE cover several of them."""
 
 DIMENSIONS: Final = ("tenant", "queue", "group", "transport", "gateway", "cause")
-"""The columns by which durations are told apart. `group` and `cause` are null if there is none."""
+"""The columns by which durations are grouped. `group` and `cause` are null if there is none."""
 _ROW: Final = (*DIMENSIONS, "stage", "at_unix_us", "duration_us", "messages")
 
 

@@ -476,7 +476,7 @@ def _verdict(figures: Figures) -> str:
             kind, title = "good", "Every promise was kept."
             said.append("All of the log was judged: nothing was lost, repeated or out of order")
         if doubts and faults:
-            said.append(f"Besides, {counted(doubts, 'message')} could not be judged")
+            said.append(f"Also, {counted(doubts, 'message')} could not be judged")
         if kind == "doubt":
             said.append("Nothing that could be judged is at fault")
         said += _why_not(audit, holes, losses)

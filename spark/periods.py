@@ -207,7 +207,7 @@ def _added(rows: DataFrame, *by: str) -> DataFrame:
 
 
 def _sketched(buckets: DataFrame, *by: str) -> DataFrame:
-    """Turn rows of one bucket each into rows with sketches and percentiles, told apart by `by`."""
+    """Turn rows of one bucket each into rows with sketches and percentiles, grouped by `by`."""
     rows = buckets.groupBy(*by).agg(
         *[F.sum(name).alias(name) for name in _SUMS],
         F.min("min_us").alias("min_us"),

@@ -38,15 +38,15 @@ def parser() -> argparse.ArgumentParser:
     def job(name: str, text: str) -> argparse.ArgumentParser:
         made = jobs.add_parser(name, help=text, description=text)
         made.add_argument("--lake", type=Path, required=True, help="the folder of the lake")
-        made.add_argument("--memory", help="of Java on this machine [2g]; not with spark-submit")
+        made.add_argument("--memory", help="memory for Java here [2g]; not with spark-submit")
         return made
 
-    whole = job("all", "ingest, rollup, usage, order-audit and report")
+    whole = job("all", "run ingest, rollup, usage, order-audit and report")
     ingest = job("ingest", "bring the log's finished files into the lake")
     for one in (whole, ingest):
         one.add_argument(
             "--logs", action="append", required=True, metavar="FOLDER",
-            help="a folder, or a pattern of folders; may be given several times",
+            help="a folder, or a pattern of folders; repeatable",
         )  # fmt: skip
         one.add_argument(
             "--batch-bytes", type=int, help="bytes of the log in a batch [512 MiB for each core]"
@@ -55,9 +55,9 @@ def parser() -> argparse.ArgumentParser:
     for one in (whole, rollup):
         one.add_argument(
             "--target", action="append", default=[], metavar="[QUEUE=]TIME",
-            help="how long a delivery may take: 200ms, orders=50ms; without a unit seconds",
+            help="how long a delivery may take: 200ms, orders=50ms; a bare number is seconds",
         )  # fmt: skip
-    usage = job("usage", "usage by tenant and day, beside the usage log")
+    usage = job("usage", "compute usage by tenant and day, and compare it with the usage log")
     for one in (whole, usage):
         one.add_argument("--usage", type=Path, help="the folder of the usage log")
     audit = job("order-audit", "check the order of every message")
@@ -65,9 +65,9 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--strict", action="store_true", help="exit code 4 when something could not be judged"
         )
-    report = job("report", "the page of what is in the lake")
+    report = job("report", "write the page of the lake's data")
     for one in (whole, report):
-        one.add_argument("--out", type=Path, required=True, help="the page")
+        one.add_argument("--out", type=Path, required=True, help="the file of the page")
         one.add_argument("--since", type=datetime.date.fromisoformat, metavar="DATE")
         one.add_argument("--until", type=datetime.date.fromisoformat, metavar="DATE")
     close = job("close", "remove the spans of days before this one; their figures stay")

@@ -42,22 +42,24 @@ _COLUMNS = "{:<10} {:>12} {:>9} {:>9} {:>9} {:>8}  {}"
     "names",
     multiple=True,
     type=click.Choice([*SCENARIOS, "all"]),
-    help="Only this one; may be given several times. Without: all.",
+    help="Run only this scenario; repeatable. [all]",
 )
 @click.option(
     "--seconds", type=click.FloatRange(0.5, 600), default=SECONDS, show_default=True,
-    help="How long each scenario measures, besides its preparation.",
+    help="How long each scenario measures, without its preparation.",
 )  # fmt: skip
-@click.option("--url", help="A running broker (http://host:port) instead of one of our own.")
-@click.option("--pid", type=int, help="With --url: its process here, for CPU and memory figures.")
+@click.option("--url", help="Measure this running broker (http://host:port). [a broker of its own]")
+@click.option(
+    "--pid", type=int, help="With --url: the broker's process here, for CPU and memory figures."
+)
 @click.option("--token", envvar="TOCSIN_TOKEN", help="With --url: the bearer token.")
 @click.option(
     "--backlog", type=click.IntRange(20_000), default=BACKLOG, show_default=True,
-    help="Messages that wait in the scenario backlog.",
+    help="Number of messages that wait in the scenario backlog.",
 )  # fmt: skip
 @click.option(
     "--connections", type=click.IntRange(1, 50_000), default=CONNECTIONS, show_default=True,
-    help="Connections of the scenarios fanout5k, idle and polls.",
+    help="Number of connections in the scenarios fanout5k, idle and polls.",
 )  # fmt: skip
 def bench(  # noqa: PLR0917 - click passes them by name
     as_json: bool,
@@ -83,11 +85,12 @@ def bench(  # noqa: PLR0917 - click passes them by name
     queues    the cost of a message over 10 queues, and over 10,000
     keys      the cost of a message of 1,000 keys, and of a million
 
-    Every message is published, durable, pushed to a consumer of a group and acknowledged, the acks
-    in random order; 256-byte bodies, 1,000 keys. The whole takes about four minutes.
+    Every message is published, stored durably, pushed to a consumer of a group and acknowledged.
+    Acks come in random order. Bodies have 256 bytes, and there are 1,000 keys. All scenarios take
+    about four minutes.
     """
     if pid is not None and url is None:
-        raise click.UsageError("--pid goes with --url: a broker of our own has a known pid")
+        raise click.UsageError("--pid needs --url, because the pid of a broker of its own is known")
 
     def progress(text: str) -> None:
         click.echo(text if as_json else f"  {text}", err=True)

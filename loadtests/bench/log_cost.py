@@ -31,12 +31,12 @@ FILES_SPARE: Final = 500
 @click.command()
 @click.option(
     "--scenario", "names", multiple=True, type=click.Choice([*SCENARIOS]), default=("batch100",),
-    show_default=True, help="Of `tocsin bench`; may be given several times.",
+    show_default=True, help="Run this scenario of `tocsin bench`; repeatable.",
 )  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), default=ROUNDS, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.5, 600), default=SECONDS, show_default=True)
 def main(names: tuple[str, ...], rounds: int, seconds: float) -> None:
-    """Measure it."""
+    """Measure the cost of the delivery log, and print it."""
     raise_file_limit(CONNECTIONS + FILES_SPARE)
     is_dear = False
     try:

@@ -23,28 +23,32 @@ from loadtests.server import SERVE, ServerFailed
 
 Report = KillReport | PowerLossReport
 
-_seed = click.option("--seed", type=int, help="Of the random instants; drawn when not given.")
+_seed = click.option("--seed", type=int, help="Seed of the random instants. [a random one]")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 _script = click.option(
     "--server-script",
     type=click.Path(exists=True, dir_okay=False),
-    help="A Python file to run in place of the shipped server: a negative control.",
+    help="Negative control: a Python file to run in place of the shipped server.",
 )
-_break = click.option("--break", "broken", help="With --server-script: what it is to break.")
+_break = click.option("--break", "broken", help="With --server-script: the name of what it breaks.")
 
 
 @click.group()
 def soak() -> None:
-    """Break a broker of our own at random instants and judge from its clients' logs."""
+    """Break a broker at random instants, and judge it from its clients' logs."""
 
 
 @soak.command()
 @click.option("--cycles", type=click.IntRange(1), default=200, show_default=True)
 @click.option(
     "--messages", type=click.IntRange(0), default=0,
-    help="Go on until so many messages are acknowledged.",
+    help="Go on until this many messages are acknowledged.",
 )  # fmt: skip
-@click.option("--keep", type=click.Path(file_okay=False, exists=True), help="Keep the log there.")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, exists=True),
+    help="Existing folder in which to keep the log.",
+)
 @_seed
 @_json
 @_script
@@ -58,7 +62,7 @@ def kill(  # noqa: PLR0917 - click passes them by name
     server_script: str | None,
     broken: str | None,
 ) -> None:
-    """kill -9 at random instants, some of them during recovery."""
+    """Kill the broker with kill -9 at random instants, some of them during recovery."""
     run = kill_cycles(
         seed=_seeded(seed),
         cycles=cycles,
@@ -79,7 +83,7 @@ def kill(  # noqa: PLR0917 - click passes them by name
 def power_loss(
     cycles: int, seed: int | None, as_json: bool, server_script: str | None, broken: str | None
 ) -> None:
-    """Take the power away at random instants: what was not synced is gone. Needs root."""
+    """Simulate power losses at random instants, after which unsynced data are gone. Needs root."""
     reason = why_not()
     if reason is not None:
         raise click.ClickException(reason)
@@ -101,7 +105,7 @@ def _seeded(seed: int | None) -> int:
 def _command(script: str | None, broken: str | None) -> Sequence[str]:
     if script is None:
         if broken is not None:
-            raise click.UsageError("--break goes with --server-script")
+            raise click.UsageError("--break needs --server-script")
         return SERVE
     return [str(Path(script).resolve()), *([f"--break={broken}"] if broken else [])]
 

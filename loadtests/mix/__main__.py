@@ -50,30 +50,30 @@ Examples:
   make load ARGS="--gate 'delivery_p99_ms<=20' --gate 'certified_per_s>=400'"
   make load ARGS="--url http://10.0.1.1:8080 --url http://10.0.1.2:8080"
 \b
-Gates: whatever is asked for, nothing may be lost, invented, altered, repeated or out of order, no
-publish may be left without an answer, and all groups must be drained. Beyond that --gate names a
-figure, <=, >=, <, > or =, and a bound. --json shows every figure there is. Of latencies there are
-receipt_ and delivery_ (all prompt ways together), delivery_worker_, delivery_reader_,
-delivery_poller_, delivery_slow_, delivery_storm_, receipt_websocket_, receipt_rest_, open_worker_,
-comeback_storm_ and the like, each with p50_ms, p90_ms, p99_ms, p999_ms and max_ms.
+Gates: in every run, nothing may be lost, invented, altered, repeated or out of order, no publish
+may be left without an answer, and all groups must be drained. A further --gate is a figure, <=, >=,
+<, > or =, and a bound. --json shows all figures. Figures of latency are receipt_ and delivery_ (all
+prompt ways together), delivery_worker_, delivery_reader_, delivery_poller_, delivery_slow_,
+delivery_storm_, receipt_websocket_, receipt_rest_, open_worker_, comeback_storm_ and the like, each
+with p50_ms, p90_ms, p99_ms, p999_ms and max_ms.
 \b
-Ends with
+Exit code:
   0  all gates are kept
-  1  one is broken
+  1  a gate is broken
   2  the command is wrong
-  3  there was no run: the broker or the load itself did not start, or ended
-make itself ends with 2 whichever it is; for the codes: .venv/bin/python -m loadtests.mix
+  3  there was no run, because the broker or the load itself did not start, or ended
+make itself ends with 2 after any error. For the other codes run .venv/bin/python -m loadtests.mix.
 
-A broker that cannot be reached is named within five seconds, and the run goes on when it is back.
-One of the load's own is started again on its data when its process ends. The report names each
-outage, and there are the figures outages and outage_s: without other gates, outages=0 is one. What
-could not be published meanwhile is late, and not lost.
+The terminal names a broker that cannot be reached within five seconds. The run goes on when the
+broker is back. If the process of the load's own broker ends, it is started again on its data. The
+report names each outage. The figures outages and outage_s count them, and outages=0 is a gate
+unless others are given. Messages that could not be published meanwhile are late, not lost.
 
-The same users under Locust alone, with its web page and without judgement:
+To run the same users under Locust alone, with its web page and without judgement:
 .venv/bin/locust -f loadtests/mix/locustfile.py --host http://127.0.0.1:8080
 
-A broker that is given by --url keeps the queues of the run, load.<run>.*, until an operator deletes
-them: tocsin admin delete-queue.
+A broker of --url keeps the queues of the run, load.<run>.*, until an operator deletes them with
+tocsin admin delete-queue.
 """
 
 
@@ -87,11 +87,11 @@ class NotRun(click.ClickException):
 @click.option("--users", type=click.IntRange(2, 50_000), default=500, show_default=True)
 @click.option(
     "--seconds", type=click.FloatRange(1, 86_400), default=300.0, show_default=True,
-    help="How long is measured, behind the ramp.",
+    help="How long the run is measured, after the ramp.",
 )  # fmt: skip
 @click.option(
     "--ramp", type=click.FloatRange(0, 3_600), default=20.0, show_default=True,
-    help="Seconds within which the users come; nothing of that is measured.",
+    help="Seconds in which the users start. They are not measured.",
 )  # fmt: skip
 @click.option(
     "--rate", type=click.FloatRange(0.1, 1_000_000), default=300.0, show_default=True,
@@ -99,32 +99,34 @@ class NotRun(click.ClickException):
 )  # fmt: skip
 @click.option(
     "--share", "share_texts", multiple=True, metavar="ROLE=N",
-    help="Of a role, in parts; may be given several times. `none` first: nobody else.",
+    help="Share of a role, such as worker=50; repeatable. `none` before it drops all others.",
 )  # fmt: skip
 @click.option(
     "--gate", "gate_texts", multiple=True, metavar="FIGURE<=N",
-    help="In place of the usual ones; may be given several times.",
+    help="Gate that replaces the usual ones; repeatable.",
 )  # fmt: skip
 @click.option(
     "--processes", type=click.IntRange(1, 64), default=max(1, (os.cpu_count() or 2) - 1),
-    show_default=True, help="Of users; Locust's master, which deals them out, comes besides.",
+    show_default=True, help="Number of processes of users. Locust's master is one more.",
 )  # fmt: skip
-@click.option("--url", "urls", multiple=True, help="A running broker in place of one of our own.")
+@click.option(
+    "--url", "urls", multiple=True, help="Load this running broker; repeatable. [one of its own]"
+)
 @click.option("--token", envvar="TOCSIN_TOKEN", help="With --url: the bearer token.")
 @click.option("--body-bytes", type=click.IntRange(BODY_BYTES_MIN, 65_536), default=256,
               show_default=True)  # fmt: skip
 @click.option(
     "--storm-every", type=click.FloatRange(1, 3_600), default=30.0, show_default=True,
-    help="Seconds between two storms.",
+    help="Seconds between two storms, in which users lose their sockets.",
 )  # fmt: skip
-@click.option("--seed", type=int, help="Of chance; drawn when not given.")
+@click.option("--seed", type=int, help="Seed of all random choices. [a random one]")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), default=REPORT,
-              show_default=True, help="The HTML page.")  # fmt: skip
+              show_default=True, help="File of the HTML report.")  # fmt: skip
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False),
-              help="Keep plan, ledgers and logs there.")  # fmt: skip
+              help="Empty folder in which to keep plan, ledgers and logs.")  # fmt: skip
 @click.option(
     "--judge", "judged", type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Only judge what a run has kept there.",
+    help="Only judge again the run that was kept in this folder.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print figures and gates as a JSON object.")
 def load(  # noqa: PLR0917 - click passes them by name
@@ -133,7 +135,7 @@ def load(  # noqa: PLR0917 - click passes them by name
     body_bytes: int, storm_every: float, seed: int | None, report: Path, keep: Path | None,
     judged: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Load a broker with users of every kind, and judge from their own books what it did."""
+    """Load a broker with users of every kind, and judge it from the users' own records."""
     try:
         wanted = gates(gate_texts)
         counts = plan.counts(users, plan.shares(share_texts))
@@ -172,7 +174,9 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         if any(keep.iterdir()):
-            raise click.UsageError(f"{keep} is not empty: the files of two runs would be one")
+            raise click.UsageError(
+                f"{keep} is not empty. Give --keep an empty folder for each run."
+            )
         yield keep.resolve()
         return
     folder = Path(tempfile.mkdtemp(prefix="tocsin-load-"))
@@ -207,7 +211,9 @@ def _again(folder: Path) -> tuple[plan.Plan, Found]:
     drawn = plan.read(folder / coordination.PLAN)
     paths = sorted(folder.glob("ledger-*.json"))
     if len(paths) != drawn.processes:
-        raise LoadBroke(f"{folder} has {len(paths)} ledgers of {drawn.processes}")
+        raise LoadBroke(
+            f"{folder} has {len(paths)} of {drawn.processes} ledgers, so the run cannot be judged"
+        )
     drained = coordination.phase(folder).is_drained
     outcome = judge((coordination.read_ledger(path) for path in paths), drained=drained)
     found = outages.read(folder / outages.FILE)

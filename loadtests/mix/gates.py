@@ -72,7 +72,7 @@ def gate(text: str) -> Gate:
     """Parse a gate. Raises NoGate."""
     match = _WRITTEN.fullmatch(text)
     if match is None:
-        raise NoGate(f"{text!r} is no gate: write one as delivery_p99_ms<=50 or lost=0")
+        raise NoGate(f"{text!r} is no gate. Write one like delivery_p99_ms<=50 or lost=0.")
     return Gate(match["figure"], match["how"], float(match["bound"]))
 
 

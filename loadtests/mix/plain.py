@@ -107,7 +107,7 @@ class Mix:
 
         parser.add_argument(
             "--token", type=token, default="", is_secret=True,
-            help="Bearer token of the broker. Empty: that of the command line or TOCSIN_TOKEN.",
+            help="Bearer token of the broker. If empty, the command line's or TOCSIN_TOKEN.",
         )  # fmt: skip
         parser.add_argument(
             "--publisher-rate", type=float, default=RATE,
@@ -313,9 +313,9 @@ def _check(environment: Any) -> list[str]:
     """Return the brokers' addresses. Raises ValueError if an option of the mix is out of range."""
     options = environment.parsed_options
     if options.publisher_rate <= 0 or options.storm_every <= 0:
-        raise ValueError("--publisher-rate and --storm-every must be greater than 0")
+        raise ValueError("--publisher-rate and --storm-every must be above 0")
     if not BODY_BYTES_MIN <= options.body_bytes <= BODY_BYTES_MAX:
-        raise ValueError(f"--body-bytes: {BODY_BYTES_MIN} to {BODY_BYTES_MAX}")
+        raise ValueError(f"--body-bytes must be {BODY_BYTES_MIN} to {BODY_BYTES_MAX}")
     return plan.addresses(environment.host)
 
 

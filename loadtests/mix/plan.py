@@ -125,7 +125,7 @@ def counts(users: int, shares: Mapping[str, float]) -> dict[str, int]:
     if unknown := wanted.keys() - ROLES.keys():
         raise ValueError(f"no role {', '.join(sorted(unknown))}; there are {', '.join(ROLES)}")
     if not any(role in wanted for role in PUBLISHING):
-        raise ValueError("somebody must publish: give websocket or rest a share")
+        raise ValueError("no user publishes. Give websocket or rest a share.")
     if users < len(wanted):
         raise ValueError(f"{len(wanted)} roles need at least {len(wanted)} users, not {users}")
     left = users - len(wanted)
@@ -150,7 +150,7 @@ def shares(texts: Sequence[str]) -> dict[str, float]:
         if text == "none":
             found = {}
         elif not equals or not share.replace(".", "", 1).isdigit():
-            raise ValueError(f"{text!r} is no share: write worker=50, or none")
+            raise ValueError(f"{text!r} is no share. Write one like worker=50, or none.")
         else:
             found[role] = float(share)
     return found
@@ -178,7 +178,9 @@ def addresses(text: str) -> list[str]:
         except ValueError:  # a port that is no number
             good = False
         if not good or place.path not in {"", "/"}:
-            raise ValueError(f"{one!r} is no broker's address: write http://127.0.0.1:8080")
+            raise ValueError(
+                f"{one!r} is no broker's address. Write one like http://127.0.0.1:8080."
+            )
         found.append(f"{place.scheme}://{place.netloc}")
     return found
 

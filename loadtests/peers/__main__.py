@@ -24,34 +24,34 @@ _PLAN: Final = Plan()
 
 @click.group()
 def peers() -> None:
-    """Measure Tocsin beside NATS, RabbitMQ and Redis Streams, or show what was measured."""
+    """Compare Tocsin with NATS, RabbitMQ and Redis Streams, or show earlier results."""
 
 
 @peers.command()
 @click.option(
     "--rounds", type=click.IntRange(1, 100), default=_PLAN.rounds, show_default=True,
-    help="The table has medians of them.",
+    help="Number of rounds. The table shows their medians.",
 )  # fmt: skip
 @click.option(
     "--seconds", type=click.FloatRange(0.5, 120), default=_PLAN.seconds, show_default=True,
-    help="How long each scenario measures, besides its preparation.",
+    help="How long each scenario measures, without its preparation.",
 )  # fmt: skip
 @click.option(
     "--readers", type=click.IntRange(1, 20_000), default=_PLAN.readers, show_default=True,
-    help="Of the scenario fanout.",
+    help="Number of readers in the scenario fanout.",
 )  # fmt: skip
 @click.option(
     "--connections", type=click.IntRange(1, 20_000), default=_PLAN.connections, show_default=True,
-    help="Of the scenario idle.",
+    help="Number of connections in the scenario idle.",
 )  # fmt: skip
-@click.option("--peer", "names", multiple=True, type=click.Choice(_NAMES), help="Without: all.")
+@click.option("--peer", "names", multiple=True, type=click.Choice(_NAMES), help="Repeatable. [all]")
 @click.option(
     "--scenario", "scenarios", multiple=True, type=click.Choice(list(SCENARIOS)),
-    help="Without: all.",
+    help="Repeatable. [all]",
 )  # fmt: skip
 @click.option(
     "--minutes", type=click.FloatRange(1, 600), default=_PLAN.minutes_max, show_default=True,
-    help="No measurement begins later.",
+    help="Begin no measurement after this many minutes.",
 )  # fmt: skip
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default=OUT, show_default=True,
@@ -79,8 +79,8 @@ def run(
     idle      memory of a connection that holds one reader
 
     Each measurement has servers of its own on free ports and in a temporary folder, which end with
-    it. Who is not here is left out, with the reason. About half an hour; Ctrl-C keeps what there
-    is.
+    it. Brokers that are not installed are left out, with the reason. It takes about half an hour.
+    Ctrl-C keeps the results so far.
     """
     plan = Plan(
         rounds, seconds, readers, connections, names or tuple(_NAMES),

@@ -37,13 +37,13 @@ Examples:
     --url http://127.0.0.1:8081 --url http://127.0.0.1:8082 --url http://127.0.0.1:8083 \\
     --pid 101 --pid 102 --pid 103                             three gateways over one store
 \b
-Every socket is a session that reads one queue. They are opened, wait, are given one message each,
-which must come to each of them and once; then --storm of them are cut without a word and come back
-as fast as they can, and all are given another message.
-A process has at most 20,000 files unless somebody has raised that, and an address some 28,000
-ports: the sockets come from several processes and from addresses 127.0.1.1 and on, which on Linux
-are all this machine's. A gateway, too, has 20,000 files: 30,000 sockets take several.
-Ends with 0 when all of that was so, 1 when not.
+Every socket is a session that reads one queue. They are opened and wait. Then one message is
+published, which each of them must receive exactly once. Then --storm of them are cut without a word
+and come back as fast as they can, and all must receive another message.
+A process usually has at most 20,000 files, and an address some 28,000 ports. So the sockets come
+from several processes and from the addresses 127.0.1.1 and following, which on Linux all belong to
+this machine. A gateway also has 20,000 files, so 30,000 sockets need several gateways.
+The exit code is 0 if every promise was kept, and 1 if not.
 """
 
 
@@ -143,17 +143,31 @@ async def _storm(
 @click.option("--sockets", type=click.IntRange(2, 1_000_000), default=5_000, show_default=True)
 @click.option(
     "--storm", type=click.IntRange(0), default=1_000, show_default=True,
-    help="So many of them are cut and come back at once; 0: none.",
+    help="Number of sockets that are cut and come back at once; 0: none.",
 )  # fmt: skip
 @click.option(
     "--idle", "idle_s", type=click.FloatRange(0, 86_400), default=10.0, show_default=True,
-    help="Seconds for which they only wait.",
+    help="Seconds for which the sockets only wait.",
 )  # fmt: skip
 @click.option(
-    "--processes", "parts", type=click.IntRange(1, 250), help="Without: as many as needed."
+    "--processes",
+    "parts",
+    type=click.IntRange(1, 250),
+    help="Number of processes. [as many as needed]",
 )
-@click.option("--url", "urls", multiple=True, help="A running broker; several share the sockets.")
-@click.option("--pid", "pids", type=int, multiple=True, help="With --url: its process here.")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    help="A running broker; repeatable, and all share the sockets. [one of its own]",
+)
+@click.option(
+    "--pid",
+    "pids",
+    type=int,
+    multiple=True,
+    help="With --url: the broker's process here, for memory figures.",
+)
 @click.option("--token", envvar="TOCSIN_TOKEN", help="With --url: the bearer token.")
 @click.option("--json", "as_json", is_flag=True, help="Print the finding as one JSON object.")
 def main(  # noqa: PLR0917 - click passes them by name
@@ -162,9 +176,11 @@ def main(  # noqa: PLR0917 - click passes them by name
 ) -> None:  # fmt: skip
     """Hold tens of thousands of idle sockets open, and break thousands of them at once."""
     if storm > sockets:
-        raise click.UsageError("no more can be cut than there are: --storm is above --sockets")
+        raise click.UsageError(
+            "--storm is above --sockets. No more sockets can be cut than there are."
+        )
     if pids and not urls:
-        raise click.UsageError("--pid goes with --url: a broker of our own has a known pid")
+        raise click.UsageError("--pid needs --url, because the pid of a broker of its own is known")
     many = parts or processes(sockets)
     try:
         raise_file_limit(max(sockets // max(1, len(urls)), sockets // many) + FILES_SPARE)

@@ -50,8 +50,8 @@ Run = Callable[[Plan, Progress], Coroutine[Any, Any, Finding]]
 def trials() -> None:
     """Hold the broker, and the SDK, to a promise on a bad day.
 
-    Each trial starts a broker of its own, tells how it gets on, prints what it measured and which
-    promises were kept, and ends with 1 when one was broken. All of them: make trials.
+    Each trial starts a broker of its own, reports its progress, and prints what it measured and
+    which promises were kept. The exit code is 1 if a promise was broken. `make trials` runs all.
     """
 
 

@@ -57,15 +57,17 @@ _WAIT_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Plan:
-    """A file is loaded by the command beside a trickle to another queue.
+    """Load a file with the command beside a trickle to another queue.
 
-    The load keeps its rate and the trickle its latency, each compared with itself alone in the
-    same run. About three minutes.
+    The load must keep its rate and the trickle its latency, each compared with itself alone in the
+    same run. Takes about three minutes.
     """
 
-    lines: int = options.whole(LINES, "Of the file that is loaded.", 1_000)
+    lines: int = options.whole(LINES, "Number of lines in the loaded file.", 1_000)
     rate: int = options.whole(RATE, "Messages a second of the trickle.", 1, 1_000)
-    rounds: int = options.whole(ROUNDS, "Of the trickle alone, the load alone, and both.", 1, 100)
+    rounds: int = options.whole(
+        ROUNDS, "Rounds of the trickle alone, the load alone, and both.", 1, 100
+    )
     loads: int = LOADS
     alone_s: float = _ALONE_S
     seed: int = 1
@@ -256,7 +258,7 @@ async def _held_back(finding: Finding, rest: Rest, url: str, path: Path, plan: P
         f"{counters['published']:,} of {HELD_LINES:,}",
     )  # fmt: skip
     finding.check(
-        "a load that is held back is told so",
+        "the command reports that its load was held back",
         put_off > 0 and counters["refused"] > 0 and "unknown" not in told,
         f"{told} put off, after {counters['refused']:,} refusals",
     )  # fmt: skip

@@ -39,10 +39,10 @@ _QUEUE: Final = "/v1/queues/calm"
 
 @dataclass(frozen=True)
 class Plan:
-    """The metadata stalls under load: known queues and groups go on without an error.
+    """Stall the metadata under load. Known queues and groups must go on without an error.
 
     Consumers leave and join, a script pulls, a reader reads. A new queue is refused in time. Needs
-    a checkout: the broker that stalls is one of the tests.
+    a checkout, because the broker that stalls belongs to the tests.
     """
 
     seconds: float = options.seconds(SECONDS, "How long the metadata stalls.")

@@ -263,7 +263,7 @@ class _Stretch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Consumers join and leave every second; partitions that do not move must not notice."""
+    """Let consumers join and leave every second. Partitions that do not move must not notice."""
 
     seconds: float = options.seconds(SECONDS, "How long consumers come and go.")
     rate: int = options.whole(RATE, "Messages a second.", 100, 50_000)

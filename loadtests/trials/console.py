@@ -36,10 +36,13 @@ _VIEWS: Final = (f"#/queues/{QUEUE}", "#/")
 
 @dataclass(frozen=True)
 class Plan:
-    """What an open console costs batch100, in turns with and without it. Needs Chromium."""
+    """Measure the cost of an open console for batch100, in turns with and without it. Needs
+    Chromium."""
 
-    pairs: int = options.whole(PAIRS, "Turns with the console, and as many without.", 1, 1000)
-    turn_s: float = options.seconds(TURN_S, "How long each turn is.")
+    pairs: int = options.whole(
+        PAIRS, "Number of turns with the console, and of turns without it.", 1, 1000
+    )
+    turn_s: float = options.seconds(TURN_S, "Duration of each turn.")
 
 
 @contextlib.asynccontextmanager

@@ -70,18 +70,18 @@ LATENCY_SPARE_US: Final = 1_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """Every message of a long run is in every book: the clients', the broker's, the delivery log's
-    and the usage log's.
+    """Check that every message of a long run is counted by the clients, the broker, the delivery
+    log and the usage log.
 
-    stop: after a clean stop all counts are the same. kill: after kill -9 in mid load the log lacks
-    what it says it lacks. step: the wall clock passes a month's end and is stepped by 24 hours; the
-    days of the rollup are those of the lines. About four minutes each, and 4 GB; needs Java and
-    PySpark.
+    stop: after a clean stop all counts are the same. kill: after a kill -9 under load the log lacks
+    exactly the messages that it reports as missing. step: the wall clock passes a month's end and
+    is stepped by 24 hours; each day of the rollup equals the lines of that day. Each takes about
+    four minutes and 4 GB. Needs Java and PySpark.
     """
 
-    messages: int = options.whole(MESSAGES, "How many in each run, at least.", 10_000)
+    messages: int = options.whole(MESSAGES, "Least number of messages in each run.", 10_000)
     ends: Sequence[End] = options.some_of(
-        ENDS, "Only the run that ends so; may be given several times. Without: all three.",
+        ENDS, "Run only with this end; repeatable. [all three]",
         "--end ends",
     )  # fmt: skip
 

@@ -48,10 +48,10 @@ CASES: Final = (
 
 @dataclass(frozen=True)
 class Plan:
-    """A backlog expires, and a fresh message stands behind it: how soon it is given, and how fast
-    the backlog moves to the dead letters."""
+    """Measure how soon a fresh message behind an expired backlog is delivered, and how fast the
+    backlog moves to the dead letters."""
 
-    messages: int = options.whole(MESSAGES, "Of the backlog.", 1000, 10_000_000)
+    messages: int = options.whole(MESSAGES, "Number of messages in the backlog.", 1000, 10_000_000)
     cases: Sequence[Case] = CASES
     command: Sequence[str] = SERVE
 

@@ -51,13 +51,13 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What credentials, rights, encryption, limits and usage lines cost, in turns with and
-    without."""
+    """Measure the cost of credentials, rights, encryption, limits and usage lines, in turns with
+    and without them."""
 
     pairs: int = options.whole(
-        PAIRS, "Turns with the guard on, and as many without, of each load.", 1, 1000
+        PAIRS, "Number of turns with the guard, and of turns without it, for each load.", 1, 1000
     )
-    turn_s: float = options.seconds(TURN_S, "How long each turn is.")
+    turn_s: float = options.seconds(TURN_S, "Duration of each turn.")
 
 
 @dataclass

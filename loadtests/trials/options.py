@@ -46,7 +46,7 @@ def seconds(
 
 def seed() -> Any:
     """Return the field of a seed."""
-    return whole(1, "What chance is drawn from; the same seed draws the same faults.", 0)
+    return whole(1, "Seed of the faults. The same seed gives the same faults.", 0)
 
 
 def some_of(every: Sequence[str], text: str, flag: str) -> Any:

@@ -5,7 +5,7 @@ kinds:
 
 * handover: batches of messages of a few keys are published while consumers with little credit
   live for a moment each and hand over to the next. First deliveries of a key come in the order of
-  the log (P3), whoever was the owner then.
+  the log (P3), under every owner.
 * joins: a bulk of messages is published at once, and a consumer with much credit joins while the
   broker moves messages beyond the bound. A message whose ack was confirmed is not among the dead
   letters (P5), and each message is settled or dead (P1).
@@ -43,12 +43,13 @@ KINDS: Final[tuple[Kind, ...]] = ("handover", "joins")
 
 @dataclass(frozen=True)
 class Plan:
-    """Queues overflow into their dead letters while consumers hand over, and join: first
-    deliveries are in order, and nothing is both acked and dead-lettered. About ten minutes."""
+    """Let queues overflow into their dead letters while consumers hand over and join. First
+    deliveries must be in order, and no message both acked and dead-lettered. Takes about ten
+    minutes."""
 
-    rounds: int = options.whole(ROUNDS, "Of each kind.", 1, 100_000)
+    rounds: int = options.whole(ROUNDS, "Number of rounds of each kind.", 1, 100_000)
     kinds: tuple[Kind, ...] = options.some_of(
-        KINDS, "Only rounds of this kind; may be given several times. Without: both.",
+        KINDS, "Run only rounds of this kind; repeatable. [both]",
         "--kind kinds",
     )  # fmt: skip
     seed: int = options.seed()
@@ -350,7 +351,7 @@ async def overflow(plan: Plan, progress: Progress) -> Finding:
             ("P5: nothing is acked, confirmed, and dead-lettered as well", outcome.both),
             ("P1: everything is acked or dead-lettered", outcome.lost),
             ("R8: no message is two dead letters", outcome.twice),
-            ("dead letters of a key stand in offset order", outcome.letters_disorder),
+            ("dead letters of a key are in offset order", outcome.letters_disorder),
         ):
             shown = "; ".join(found[:5])
             finding.check(

@@ -50,14 +50,14 @@ _FRAMES_END: Final = """() => {
 
 @dataclass(frozen=True)
 class Plan:
-    """Messages stream into the demo page for ten minutes: its heap and its frames.
+    """Stream messages into the demo page for ten minutes, and measure its heap and its frames.
 
-    The heap at the end is compared with that after the first minute (a fifth of a shorter run), the
-    intervals between frames with those of the idle page. Needs Chromium.
+    The heap at the end is compared with the heap after the first minute (a fifth of a shorter run).
+    The intervals between frames are compared with those of the idle page. Needs Chromium.
     """
 
     seconds: float = options.seconds(
-        SECONDS, "How long messages come; the heap is measured first after 60 s."
+        SECONDS, "How long messages come. The heap is first measured after 60 s."
     )
     rate: int = options.whole(RATE, "Messages a second.", 1, 10_000)
     idle_s: float = 20.0

@@ -145,14 +145,19 @@ _SIDE: Final = "/v1/queues/sick"
 
 @dataclass(frozen=True)
 class Plan:
-    """Master keys are rotated under load and kills, bits flipped, a canary looked for.
+    """Rotate master keys under load and kills, flip bits, and search for a canary.
 
-    Everything decrypts, no nonce comes twice, a bit costs its record and is reported, and what
-    messages hold is in no file, log or error. About three minutes.
+    All messages must decrypt, and no nonce may come twice. A flipped bit may cost only its record,
+    and must be reported. Content of messages must be in no file, log or error. Takes about three
+    minutes.
     """
 
-    rotations: int = options.whole(ROTATIONS, "Of the master key, under load.", 1, 1000)
-    flips: int = options.whole(FLIPS, "Bits that are flipped in copies of the store.", 1, 1_000_000)
+    rotations: int = options.whole(
+        ROTATIONS, "Number of rotations of the master key, under load.", 1, 1000
+    )
+    flips: int = options.whole(
+        FLIPS, "Number of bits that are flipped in copies of the store.", 1, 1_000_000
+    )
     seed: int = options.seed()
     command: Sequence[str] = field(default=SERVE)
     """The program that runs as the broker; another one is a negative control."""

@@ -31,9 +31,9 @@ LOCK = "tocsin-cluster.lock"
 """The name of a file in every folder that this command has made."""
 KINDS = """
 It starts storage clusters (each a primary, two replicas and three Sentinels, of Valkey or Redis),
-the metadata service, managers, gateways, HAProxy before them, and the demo as their client; says
-where each is; starts again what ends; and stops all of it on Ctrl-C. Everything listens on this
-machine's own address only. What it stores lies in a folder of its own and goes at the end.
+the metadata service, managers, gateways, HAProxy before them, and the demo as their client. It says
+where each process is, restarts a process that ends, and stops all of them on Ctrl-C. Everything
+listens on this machine's own address only. Data are in a folder of its own, removed at the end.
 """
 
 
@@ -42,28 +42,37 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make cluster", description=KINDS, epilog='make cluster ARGS="--port 9000"'
     )
-    parser.add_argument("--port", type=int, default=8080, help="where clients go; 0: any [8080]")
+    parser.add_argument(
+        "--port", type=int, default=8080, help="the port for clients; 0: any free one [8080]"
+    )
     parser.add_argument(
         "--first-port", type=int, default=0,
-        help="all other parts take the ports from this one on [any that are free]",
+        help="the first of the ports of all other parts [any free ones]",
     )  # fmt: skip
-    parser.add_argument("--gateways", type=int, default=3, help="how many [3]")
+    parser.add_argument("--gateways", type=int, default=3, help="the number of gateways [3]")
     parser.add_argument(
         "--clusters", type=int, default=2, choices=range(1, len(NAMES) + 1),
-        help="how many storage clusters [2]",
+        help="the number of storage clusters [2]",
     )  # fmt: skip
     parser.add_argument(
         "--metadata", type=int, default=3,
-        help="how many nodes the metadata service has; 0: gateways keep the catalog [3]",
+        help="nodes of the metadata service; 0: gateways keep the catalog [3]",
     )  # fmt: skip
     parser.add_argument(
-        "--layout", choices=LAYOUTS, default="ring", help="what each of these keeps [ring]"
+        "--layout",
+        choices=LAYOUTS,
+        default="ring",
+        help="the layout of the catalog over these nodes [ring]",
     )
-    parser.add_argument("--managers", type=int, default=2, help="how many [2]")
-    parser.add_argument("--no-demo", action="store_true", help="without the demo")
-    parser.add_argument("--seconds", type=float, default=0, help="stop after so long [at Ctrl-C]")
-    parser.add_argument("--folder", type=Path, help="where its files are [in the system's /tmp]")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
+    parser.add_argument("--managers", type=int, default=2, help="the number of managers [2]")
+    parser.add_argument("--no-demo", action="store_true", help="start no demo")
+    parser.add_argument("--seconds", type=float, default=0, help="stop after this time [at Ctrl-C]")
+    parser.add_argument(
+        "--folder", type=Path, help="the folder of its files [one in the system's /tmp]"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object a line, for programs"
+    )
     return parser.parse_args(given)
 
 
@@ -173,10 +182,14 @@ def check_ours(folder: Path) -> None:
     """Check that everything in the folder may be removed. Raises InUse."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise InUse(f"{folder} is no folder, or somebody else's: name another one by --folder")
+        raise InUse(
+            f"{folder} is no folder, or belongs to another user. Give another one by --folder."
+        )
     names = [path.name for path in folder.iterdir()]
     if names and LOCK not in names:
-        raise InUse(f"{folder} has other files, which would go: name a new one by --folder")
+        raise InUse(
+            f"{folder} has other files, which would be removed. Give a new one by --folder."
+        )
 
 
 def claim(lock: IO[str], folder: Path) -> None:
@@ -185,7 +198,7 @@ def claim(lock: IO[str], folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InUse(
-            f"a cluster runs in {folder} already: stop it, or give this one another --folder "
+            f"a cluster runs in {folder} already. Stop it, or give this one another --folder "
             "and another --port"
         ) from None
 
@@ -212,7 +225,9 @@ def ports(first: int, others: int) -> Iterator[Iterator[int]]:
             try:
                 probe.bind(("127.0.0.1", first))
             except OSError as error:
-                text = f"port {first} cannot be had ({error.strerror}): choose another by --port"
+                text = (
+                    f"port {first} cannot be had ({error.strerror}): choose another one by --port"
+                )
                 raise InUse(text) from None
     with contextlib.ExitStack() as stack:
 

@@ -226,7 +226,7 @@ def page(cluster: Cluster, parts: Parts) -> str:
         f"  . {words}  in another shell: addresses, passwords, and tocsin on PATH",
         f"  tocsin queue list; tocsin consume {first} --read",
         "  tocsin admin clusters  each store and its servers, and what the managers do",
-        "  kill -9 PROCESS        and see who goes on; it is started again, and said here;",
+        "  kill -9 PROCESS        and see the others go on; it is restarted, as said here;",
         f"                         a store's in {STAYS_DOWN_S:.0f} s: another is primary by then",
         "  kill -STOP PROCESS     a primary that hangs is replaced in ten seconds; -CONT ends it",
         "",

@@ -365,7 +365,7 @@ _ERRORS: Final[Iterable[tuple[type[BaseException], str]]] = (
 )
 _REFUSALS: Final[dict[str, Callable[[], Exception]]] = {
     "unreachable": ConnectionRefusedError,
-    "blocked": lambda: CannotConnect("what answers is not a Tocsin broker: HTTP status 503"),
+    "blocked": lambda: CannotConnect("the server is not a Tocsin broker: HTTP status 503"),
     "unauthorized": lambda: broker_error("unauthorized", "the token is not accepted"),
 }
 _USER: Final[dict[str, Callable[[SdkReplay, Line], Any]]] = {

@@ -74,8 +74,10 @@ async def test_the_command_says_what_to_do(server: Server) -> None:
     late = ("--start", "latest")
     told = run(server, "consume", "shell", "--group", "g", *late, "--until-empty")
     assert told.returncode == 1
-    assert "and 3 messages would be deleted. --start earliest gets them" in told.stderr
-    assert "`tocsin group create shell g --start latest` asks" in told.stderr
+    assert (
+        "because that would delete 3 messages before its start. Use --start earliest" in told.stderr
+    )
+    assert "`tocsin group create shell g --start latest` to delete them" in told.stderr
     assert run(server, "group", "create", "shell", "g", *late).returncode == 1
     assert run(server, "group", "create", "shell", "g", *late, "--yes").returncode == 0
     assert run(server, "consume", "shell", "--group", "g", *late, "--until-empty").returncode == 0

@@ -5,8 +5,8 @@
     python effectively_once_sqlite.py ledger.sqlite &
     tocsin publish payments '{"account": "alice", "amount": 12}' --key alice
 
-Kill any of it with -9 whenever you like, and start it again: in the end each payment stands in
-`bookings` once, and `accounts` has the sums. What is booked, and that it is, is one transaction.
+Kill any of it with -9 whenever you like, and start it again. In the end each payment is in
+`bookings` once, and `accounts` has the sums. A booking and its record are one transaction.
 """
 
 import asyncio

@@ -34,10 +34,11 @@ _TICKETS: Final = 5
 
 @dataclass(frozen=True)
 class Plan:
-    """Wrong credentials of every kind over every way in: of each way the medians of the times until
-    the answer must be within 1 ms of one another, and the answers the same. About four minutes."""
+    """Try wrong credentials of every kind over every way in. For each way all answers must be the
+    same, and the median times until the answer within 1 ms of one another. Takes about four
+    minutes."""
 
-    tries: int = options.whole(TRIES, "Of each kind, over each way in.", 1, 100_000)
+    tries: int = options.whole(TRIES, "Number of tries of each kind, over each way in.", 1, 100_000)
     seed: int = options.seed()
 
 

@@ -211,10 +211,12 @@ def settings_of(keys: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """Tokens are revoked and run out, keys leave: their sessions, over WebSocket and by long poll,
-    must end within 5 s, and nobody else's. About a minute."""
+    """Revoke tokens, let them expire, and remove signing keys. Their sessions must end within
+    5 s, over WebSocket and by long poll, and no other session may end. Takes about a minute."""
 
-    sessions: int = options.whole(SESSIONS, "How many are to end, each of four times.", 2, 10_000)
+    sessions: int = options.whole(
+        SESSIONS, "Number of sessions that end, each of four times.", 2, 10_000
+    )
     lasts_s: float = LASTS_S
     """The life of tokens that expire, in seconds."""
 

@@ -43,9 +43,9 @@ _UNEXPECTED: Final = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected", re.IGNO
 
 @dataclass(frozen=True)
 class Plan:
-    """Requests made from /openapi.json, good and bad; each answer is as the document says."""
+    """Send good and bad requests made from /openapi.json. Each answer must match the document."""
 
-    cases: int = options.whole(CASES, "Requests made from the document.", 1)
+    cases: int = options.whole(CASES, "Number of requests made from the document.", 1)
     seed: int = options.seed()
 
 

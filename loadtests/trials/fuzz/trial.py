@@ -48,12 +48,13 @@ _ORDERS: Final = {
 
 @dataclass(frozen=True)
 class Plan:
-    """Mutated frames and requests over every way in; a witness beside them loses nothing.
+    """Send mutated frames and requests over every way in. Another client must lose nothing.
 
-    No 5xx, no traceback, no session that is stuck, no ref without an answer. Some minutes.
+    There must be no 5xx, no traceback, no stuck session, and no ref without an answer. Takes some
+    minutes.
     """
 
-    frames: int = options.whole(FRAMES, "Mutated frames and requests.", 100)
+    frames: int = options.whole(FRAMES, "Number of mutated frames and requests.", 100)
     seed: int = options.seed()
 
 

@@ -65,17 +65,17 @@ the broker lingers; then the socket was just closed."""
 
 @dataclass(frozen=True)
 class Plan:
-    """Everybody who means harm, at once; memory stays, and who behaves hardly notices.
+    """Run many attacks at once. Memory must not grow, and a good client must hardly notice.
 
-    1,000 sockets that send byte by byte, 64 MiB of headers, frames of 16 MiB, compression bombs,
-    1,000 readers that never read, floods of subscribes, credit and tickets.
+    The attacks are 1,000 sockets that send byte by byte, 64 MiB of headers, frames of 16 MiB,
+    compression bombs, 1,000 readers that never read, and floods of subscribes, credit and tickets.
     """
 
     seconds: float = options.seconds(
-        SECONDS, "How long under attack; half as long before, and afterwards."
+        SECONDS, "Duration of an attack. The calm before and after it is half as long each."
     )
     rounds: int = options.whole(
-        ROUNDS, "Of peace and attack; the median of their ratios is judged.", 1, 100
+        ROUNDS, "Rounds of calm and attack. The median of their ratios is judged.", 1, 100
     )
     nice_seconds: float | None = None
     """Seconds under attack with nice 19, in the last round. None: half of `seconds`."""

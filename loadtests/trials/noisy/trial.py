@@ -51,14 +51,15 @@ _BEYOND_S: Final = 0.3
 
 @dataclass(frozen=True)
 class Plan:
-    """One queue is flooded at three times its capacity; another one must not pay for it.
+    """Flood one queue at three times its capacity; another queue must not become slower.
 
-    Its p99 is compared with that of the calm stretches of the same run. About seven minutes.
+    The other queue's p99 is compared with its p99 in calm stretches of the same run. Takes about
+    seven minutes.
     """
 
-    seconds: float = options.seconds(SECONDS, "How long each stretch is, calm or flooded.")
+    seconds: float = options.seconds(SECONDS, "Duration of each stretch, calm or flooded.")
     rounds: int = options.whole(
-        ROUNDS, "Of a calm stretch and a flooded one, for each kind of flooder.", 1, 100
+        ROUNDS, "Rounds of a calm and a flooded stretch, for each kind of flooder.", 1, 100
     )
     settle_s: float = 2.0
     """The part at the beginning of a flooded stretch that is not measured."""
@@ -273,11 +274,11 @@ def _check(finding: Finding, steady: _Steady, accepted: int, stored: int) -> Non
         ("flood_accepted", "flood_offered", "flood_capacity_per_s", "flood_told_not_to_retry")
     )  # fmt: skip
     finding.check(
-        "the flood came: more than the queue takes was offered, and turned away or held back",
+        "the flood came: messages beyond the queue's capacity were refused or held back",
         turned_away > 0, f"{turned_away:,} messages", timed=True,
     )  # fmt: skip
     finding.check(
-        "whoever floods is told so by a refusal that may be tried again",
+        "the flooder gets refusals that may be tried again",
         not figures["flood_told_not_to_retry"],
         {name: count for name, count in figures.items() if name.startswith("flood_")},
     )

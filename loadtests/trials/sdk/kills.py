@@ -48,13 +48,13 @@ _CONCURRENCY: Final = 50
 
 @dataclass(frozen=True)
 class Plan:
-    """kill -9 of the broker under twenty programs whose effects must happen once.
+    """Kill the broker with kill -9 under twenty programs whose effects must happen once.
 
-    Every publish that returned is delivered, and has its effect in the handlers' own database
-    exactly once. About three minutes.
+    Every publish that returned must be delivered, and have its effect in the handlers' own database
+    exactly once. Takes about three minutes.
     """
 
-    kills: int = options.whole(KILLS, "How often the broker is killed.", 1, 10_000, "--kills count")
+    kills: int = options.whole(KILLS, "Number of kills.", 1, 10_000, "--kills count")
     seed: int = options.seed()
     rate: int = RATE
     once: bool = True

@@ -29,7 +29,7 @@ CONSUMERS: Final = 4
 LEASE_S: Final = 600.0
 OUTAGE_S: Final = 4.0
 HEARTBEAT_S: Final = 3.0
-"""The heartbeat. A client that hears nothing for twice this time gives the connection up."""
+"""The heartbeat. A client that receives nothing for twice this time gives the connection up."""
 TOLD_EVERY_S: Final = 15.0
 KINDS_MIN_SECONDS: Final = 60.0
 """The time within which every kind of fault must have happened."""
@@ -39,13 +39,14 @@ _CONCURRENCY: Final = 50
 
 @dataclass(frozen=True)
 class Plan:
-    """Programs with the SDK behind a proxy that cuts, holds, swallows and delays at random.
+    """Run programs with the SDK behind a proxy that cuts, holds, swallows and delays at random.
 
-    Three producers, a group of four consumers, three readers. Nothing twice to a handler, nothing
-    missing, each key in order: from the raw frames, and from what the programs saw.
+    There are three producers, a group of four consumers, and three readers. No handler may get a
+    message twice, none may be missing, and each key must be in order. This is judged from the raw
+    frames, and from what the programs saw.
     """
 
-    seconds: float = options.seconds(SECONDS, "How long the network is bad.")
+    seconds: float = options.seconds(SECONDS, "Duration of the bad network.")
     seed: int = options.seed()
     rate: int = RATE
     outage_s: float = OUTAGE_S

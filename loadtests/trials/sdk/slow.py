@@ -38,13 +38,18 @@ _SLOW: Final = "slow"
 
 @dataclass(frozen=True)
 class Plan:
-    """Handlers of three leases, handlers that hang, and a hundred messages of one key.
+    """Run handlers that take three leases, handlers that hang, and a hundred messages of one key.
 
-    No message runs twice that had not been taken back, and no other key stalls. About four leases.
+    A message may run twice only if it was taken back, and no other key may stall. Takes about four
+    leases.
     """
 
     lease_s: float = options.seconds(
-        LEASE_S, "The lease in seconds; all else is as long as it says.", 1, 600, "--lease lease_s"
+        LEASE_S,
+        "The lease in seconds. All other durations follow from it.",
+        1,
+        600,
+        "--lease lease_s",
     )
     seed: int = 1
     kinds: tuple[str, ...] = KINDS
@@ -147,7 +152,7 @@ class _Part:
             waited = [at - self.starts[0][2] for body, _, at in self.starts[1:2]]
             finding.check(
                 "hang: it ran again when its delivery could not be prolonged any more, and only "
-                "then; what stood behind it ran once, in order",
+                "then; the messages behind it ran once, in order",
                 ran == [wanted[0], *wanted] and waited[0] >= MARGIN * plan.total_s,
                 f"{ran}, again after {waited} s of {plan.total_s:g}",
             )

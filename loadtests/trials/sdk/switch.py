@@ -41,15 +41,16 @@ _BLOCKS: Final[tuple[tuple[Upgrades, int], ...]] = (
 
 @dataclass(frozen=True)
 class Plan:
-    """A session of the SDK moves between WebSocket and long poll in mid-stream.
+    """Move a session of the SDK between WebSocket and long poll in mid-stream.
 
     A proxy keeps WebSockets out (refused, stripped, swallowed) and lets them in again, while more
-    than a hundred deliveries are unacked. Nothing twice, nothing missing, in order: from the raw
-    frames, and from what handlers and readers saw. About two minutes.
+    than a hundred deliveries are unacked. No message may come twice, be missing, or be out of
+    order. This is judged from the raw frames, and from what handlers and readers saw. Takes about
+    two minutes.
     """
 
     switches: int = options.whole(
-        SWITCHES, "How often, alternately to long poll and to WebSocket.", 1, 1000
+        SWITCHES, "Number of switches, alternately to long poll and to WebSocket.", 1, 1000
     )
     rate: int = options.whole(RATE, "Messages a second.", 1_000, 20_000)
     seed: int = options.seed()

@@ -246,10 +246,12 @@ class _Trial:
 
 @dataclass(frozen=True)
 class Plan:
-    """Sockets stop reading; memory stays, and the others keep their rate."""
+    """Let sockets stop reading. Memory must not grow, and other clients must keep their rate."""
 
-    seconds: float = options.seconds(SECONDS, "How long with stalled sockets, and as long without.")
-    sockets: int = options.whole(SOCKETS, "How many stop reading.", 10, 20_000)
+    seconds: float = options.seconds(
+        SECONDS, "Duration with stalled sockets, and again without them."
+    )
+    sockets: int = options.whole(SOCKETS, "Number of sockets that stop reading.", 10, 20_000)
     settle_s: float = SETTLE_S
     window: int = WINDOW
     """The most messages published and not yet settled."""
@@ -324,7 +326,9 @@ def _judge(finding: Finding, trial: _Trial) -> None:
         f"{trial.full} of {trial.consumers} consumers' partitions waited for their socket",
     )  # fmt: skip
     finding.check(
-        "who does not read is not cut off for it", not trial.dropped, f"{trial.dropped} were"
+        "clients that do not read are not cut off for it",
+        not trial.dropped,
+        f"{trial.dropped} were",
     )
     finding.check(
         f"P9: memory grows by at most {GROWTH_MAX // MIB} MiB",

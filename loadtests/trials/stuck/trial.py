@@ -289,15 +289,16 @@ class _Trial:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stuck keys with a backlog behind them; the healthy ones must not pay for them."""
+    """Let keys with a backlog get stuck. The healthy keys must not become slower."""
 
-    messages: int = options.whole(MESSAGES, "How many wait.", 40_000)
-    keys: int = options.number_of(KEYS, (10_000, 30_000), "Of them 300 are stuck: 3 % or 1 %.")
-    turn_s: float = options.seconds(TURN_S, "How long each turn of a group is.")
+    messages: int = options.whole(MESSAGES, "Number of messages that wait.", 40_000)
+    keys: int = options.number_of(
+        KEYS, (10_000, 30_000), "Number of keys, of which 300 (3 % or 1 %) are stuck."
+    )
+    turn_s: float = options.seconds(TURN_S, "Duration of each turn of a group.")
     handlers: bool = options.option(
         False,
-        "Through the SDKs and by pull, with handlers that hang and are prolonged, in place of "
-        "all that.",
+        "Test instead handlers that hang and are prolonged, through the SDKs and by pull.",
         shown=False,
         is_flag=True,
     )

@@ -64,12 +64,12 @@ class _Visitor:
 @click.argument("count", type=click.IntRange(1, 50_000))
 @click.option(
     "--shape", type=click.Choice(SHAPES), default=SHAPES[0], show_default=True,
-    help="One after the other; patient: each waits for the answer to its subscribe; or all "
+    help="One after the other; patient: the same, each waits for the answer to its subscribe; all "
     "connect, all subscribe, and all are reset.",
 )  # fmt: skip
 @click.option("--linger", default=0.0, show_default=True, help="The sessions' linger_s.")
 def visit(url: str, count: int, shape: str, linger: float) -> None:
-    """COUNT consumers of the group `workers` of the queue `jobs` come and go.
+    """Run COUNT consumers of the group `workers` of the queue `jobs` that come and go.
 
     They connect to URL, say hello, subscribe, and reset their sockets.
     """

@@ -153,15 +153,16 @@ class _Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """Consumers connect, say hello, subscribe, and are reset, by the thousand.
+    """Let thousands of consumers connect, say hello, subscribe, and be reset.
 
-    Reports the worst gap of the consumer that stays, the longest that a message waited for it, what
-    a visitor costs the broker, and how many consumers the group counts two seconds later: for
-    visitors that come one after the other, and for a crowd that comes and goes together.
+    Reports the worst gap of the consumer that stays, the longest wait of a message for it, the cost
+    of a visitor for the broker, and the number of consumers that the group counts two seconds
+    later. Does this for visitors that come one after the other, and for a crowd that comes and goes
+    together.
     """
 
     counts: Sequence[int] = options.wholes(
-        COUNTS, "How many come and go; given several times, each in turn.", 100, 20_000,
+        COUNTS, "Number of visitors; repeatable, for one run after another.", 100, 20_000,
         "--count counts",
     )  # fmt: skip
     rate: int = options.whole(RATE, "Messages a second meanwhile.", 10, 5_000)

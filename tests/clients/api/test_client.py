@@ -28,7 +28,7 @@ async def test_a_client_says_what_it_is_called(broker: FakeBroker) -> None:
 
 @pytest.mark.parametrize("name", ["", "w" * 129])
 def test_a_name_has_up_to_128_characters(name: str) -> None:
-    with pytest.raises(ValueError, match=f"between 1 and 128 characters, not {len(name)}"):
+    with pytest.raises(ValueError, match=f"1 to 128 characters, not {len(name)}"):
         tocsin.connect(name=name)
 
 

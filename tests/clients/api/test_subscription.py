@@ -156,8 +156,8 @@ async def test_a_nacked_message_comes_again_before_its_successor(
         ({"lease_s": 43_200.1}, "not 43200.1"),
         ({"delay_s": "x"}, "not 'x'"),
         ({"delay_s": True}, "not True"),
-        ({"reason": 5}, "reason is a text, not 5"),
-        ({"reason": b"x"}, "reason is a text, not b'x'"),
+        ({"reason": 5}, "reason must be a text, not 5"),
+        ({"reason": b"x"}, "reason must be a text, not b'x'"),
         ({"lease_s": "q"}, "not 'q'"),
     ],
 )

@@ -8,9 +8,9 @@ from tocsin.cli import main as command
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("orders", "late"), "Say what the alert is"),
-        (("orders", "--remove"), "Name the alert"),
-        (("orders", "late", "--remove", "--when", "lag"), "nothing but its name"),
+        (("orders", "late"), "Give at least one option"),
+        (("orders", "--remove"), "Give the alert's name"),
+        (("orders", "late", "--remove", "--when", "lag"), "--remove goes with no other"),
         (("orders", "late", "--when", "mood"), "'mood' is not one of"),
     ],
 )

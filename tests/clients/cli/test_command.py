@@ -277,7 +277,7 @@ async def test_pulled_messages_are_printed_and_settled_if_asked(broker: FakeBrok
     assert (await tocsin_(broker, "pull", "orders", "g", "--ack")).out == "b\n"
     assert len(broker.groups["orders", "g"].settled) == 1
     nothing = await tocsin_(broker, "pull", "orders", "g", "--wait", "1s")
-    assert nothing == Ended(0, "", "Nothing came.\n")
+    assert nothing == Ended(0, "", "No messages.\n")
 
 
 async def test_errors_are_a_sentence_that_says_what_to_do(broker: FakeBroker) -> None:

@@ -222,7 +222,7 @@ async def test_an_interrupted_file_says_how_many_are_stored(
     assert code == 130
     assert out.startswith(f"Published {stored:,} messages in ")
     said = "".join(line for line in said.splitlines(True) if not line.startswith("published "))
-    assert said == (f"tocsin: ended behind line {stored:,} of {path}; what follows was not sent.\n")
+    assert said == (f"tocsin: ended after line {stored:,} of {path}. Later lines were not sent.\n")
     assert broker.bodies("orders") == [str(number) for number in range(stored)]
 
 
@@ -240,7 +240,7 @@ async def test_an_interrupted_pipe_says_how_many_are_stored(broker: FakeBroker) 
     assert process.returncode == 143
     told = json.loads(out)
     assert (told["published"], told["unanswered"], told["lines"]) == (2, 0, 2)
-    assert b"ended behind line 2 of the input" in err
+    assert b"ended after line 2 of the input" in err
 
 
 async def test_a_second_interrupt_waits_for_no_answers(broker: FakeBroker, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ async def test_a_second_interrupt_waits_for_no_answers(broker: FakeBroker, tmp_p
     code, out, said = await ended(process)
     assert code == 130
     assert out.startswith("Published 0 messages in ")
-    assert re.search(r"Of lines 1 to [\d,]+ there is no answer for [\d,]+ lines: they may", said)
+    assert re.search(r"Of lines 1 to [\d,]+, [\d,]+ got no answer and may be stored", said)
 
 
 async def test_an_interrupt_that_is_to_be_ignored_is_ignored(broker: FakeBroker) -> None:

@@ -65,7 +65,7 @@ def test_the_ends_of_the_calendar_end_nothing(monkeypatch: pytest.MonkeyPatch, z
     try:
         datetime(9999, 12, 31, 23).astimezone()
     except (OverflowError, OSError, ValueError):
-        with pytest.raises(ValueError, match="give it a zone"):
+        with pytest.raises(ValueError, match="give it a time zone"):
             start_at(datetime(9999, 12, 31, 23))
 
 

@@ -23,8 +23,8 @@ async def test_a_key_is_explained_in_a_few_lines(house: House, queue: Queue, run
     lines = result.output.splitlines()
     assert lines[0].startswith("user-8 goes to partition 0 of orders (key hash ")
     assert lines[2] == "billing: no consumer"
-    assert "Besides: backlog." in result.output
-    assert "Its partition is given to nobody here." in result.output
+    assert "Also: backlog." in result.output
+    assert "Its partition is owned by nobody here." in result.output
     assert "The first message has the id i1, published 20" in result.output
     assert "0 in flight, 2 messages of the key waiting." in result.output
     group = await house.group(queue)
@@ -32,8 +32,8 @@ async def test_a_key_is_explained_in_a_few_lines(house: House, queue: Queue, run
     places = [place for place, _, _ in await session.take(2)]
     given = (await run("queue", "explain", "orders", "user-8", "--group", "billing")).output
     assert "billing: in flight" in given
-    assert f"given to {session.client}, consumer {consumer.name}, by websocket, in epoch" in given
-    assert "It is so since 20" in given
+    assert f"owned by {session.client}, consumer {consumer.name}, by websocket, in epoch" in given
+    assert "This has lasted since 20" in given
     consumer.nack(delivery(places[0]), 60, None)
     shown = json.loads((await run("queue", "explain", "orders", "user-7", "--json")).output)
     assert (shown["key"], shown["groups"][0]["group"]) == ("user-7", "billing")

@@ -47,11 +47,11 @@ async def test_creating_a_queue_twice_leaves_it_as_it_is(house: House, run: Run)
     assert (made.exit_code, made.output) == (0, "Queue ret is created, with 2 partitions.\n")
     before = house.find("ret").settings
     again = await run("queue", "create", "ret")
-    assert again.output == "Queue ret is there already, with 2 partitions: it stays as it is.\n"
+    assert again.output == "Queue ret exists already, with 2 partitions, and was not changed.\n"
     assert json.loads((await run("queue", "create", "ret", "--json")).output)["created"] is False
     other = await run("queue", "create", "ret", "--partitions", "16", "--retention", "1h")
     assert other.exit_code == 1
-    assert "Queue ret is there with other settings, and was not changed:" in other.output
+    assert "Queue ret exists with other settings, and was not changed:" in other.output
     assert ["--partitions:", "2,", "not", "16"] in lines(other.output)
     assert ["--retention:", "7d,", "not", "1h"] in lines(other.output)
     assert "`tocsin queue set ret` changes settings. --partitions cannot change." in other.output
@@ -70,11 +70,11 @@ async def test_set_changes_what_is_given_and_prints_old_and_new(house: House, ru
         ["message", "ttl", "1h", "none"], ["publish", "messages", "per", "s", "none", "10"],
     ]  # fmt: skip
     same = await run("queue", "set", "orders", "--retention", "30d")
-    assert same.output == "Queue orders has these settings already: nothing was changed.\n"
+    assert same.output == "Queue orders has these settings already. Nothing was changed.\n"
     as_json = json.loads((await run("queue", "set", "orders", "--lease", "1m", "--json")).output)
     assert as_json["changes"] == [{"name": "lease_s", "before": 30.0, "after": 60.0}]
     for arguments, code, text in (
-        (("orders",), 2, "Say what changes"), (("nowhere", "--lease", "1m"), 1, "queue_not_found"),
+        (("orders",), 2, "Give a setting"), (("nowhere", "--lease", "1m"), 1, "queue_not_found"),
         (("orders", "--partitions", "3"), 2, "No such option"),
         (("orders", "--lease", "none"), 2, "is not a duration"),
         (("orders", "--lease", "2h"), 1, "lease_total_s"),
@@ -92,7 +92,10 @@ async def test_set_says_how_many_messages_it_deletes_and_asks(
     wanted = ("queue", "set", "orders", "--retention", "0s")
     refused = await run(*wanted)
     assert refused.exit_code == 1
-    assert "Queue orders was not changed: 7 messages would be deleted. With --yes" in refused.output
+    assert (
+        "Queue orders was not changed, because 7 messages would be deleted. Give --yes"
+        in refused.output
+    )
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
     no = await run(*wanted, given="n\n")
     assert (no.exit_code, "7 messages would be deleted, for good" in no.output) == (1, True)
@@ -116,7 +119,9 @@ async def test_a_seek_says_how_many_messages_go_and_asks(
     wanted = ("group", "seek", "orders", "billing", "latest")
     refused = await run(*wanted)
     assert refused.exit_code == 1
-    stays = "Group billing of orders stays where it is: 30 messages would be deleted. With --yes"
+    stays = (
+        "Group billing of orders was not moved, because 30 messages would be deleted. Give --yes"
+    )
     assert stays in refused.output
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
     no = await run(*wanted, given="n\n")
@@ -156,7 +161,10 @@ async def test_creating_the_first_group_at_the_end_says_what_goes(house: House, 
     wanted = ("group", "create", "orders", "billing", "--start", "latest")
     refused = await run(*wanted)
     assert refused.exit_code == 1
-    assert "Group billing of orders was not created: 7 messages would be deleted" in refused.output
+    assert (
+        "Group billing of orders was not created, because 7 messages would be deleted"
+        in refused.output
+    )
     done = await run(*wanted, "--yes")
     assert done.output == "Group billing of orders is created.\n"
 
@@ -175,7 +183,7 @@ async def test_a_group_is_created_once_and_set(house: House, run: Run) -> None:
     made = await run("group", "create", "orders", "g", "--lease", "99s")
     assert made.output == "Group g of orders is created.\n"
     again = await run("group", "create", "orders", "g", "--start", "latest")
-    assert again.output == "Group g of orders is there already: it stays as it is.\n"
+    assert again.output == "Group g of orders exists already and was not changed.\n"
     other = await run("group", "create", "orders", "g", "--lease", "60", "--attempts-max", "3")
     assert other.exit_code == 1
     assert ["--attempts-max:", "the", "queue's,", "5,", "not", "3"] in lines(other.output)
@@ -209,7 +217,7 @@ async def test_an_alert_is_set_field_by_field(house: House, run: Run) -> None:
     assert (other.name, other.webhook) == ("deep", "w")
     assert (await run(*late, "--group", "none")).exit_code == 0
     same = await run(*late, "--above", "900")
-    assert "is so already" in same.output
+    assert "has these values already" in same.output
     gone = await run(*late, "--remove")
     assert gone.output.startswith("The alert late of orders is removed.\n")
     assert (await run(*late, "--remove")).exit_code == 1

@@ -67,10 +67,10 @@ async def http(url: str) -> AsyncIterator[tocsin.Http]:
 async def test_a_queue_is_paused_and_resumed(house: House, queue: Queue, run: Run) -> None:
     done = await run("queue", "pause", "orders")
     assert (done.exit_code, done.stdout) == (
-        0, "Queue orders is paused. `tocsin queue resume orders` goes on.\n",
+        0, "Queue orders is paused. `tocsin queue resume orders` resumes it.\n",
     )  # fmt: skip
     assert house.find().paused
-    assert "nothing is given out" in (await run("queue", "show", "orders")).output
+    assert "no deliveries until" in (await run("queue", "show", "orders")).output
     assert "orders (paused)" in (await run("queue", "list")).output
     done = await run("queue", "resume", "orders", "--json")
     assert json.loads(done.stdout)["paused"] is False
@@ -81,26 +81,26 @@ async def test_a_queue_is_paused_and_resumed(house: House, queue: Queue, run: Ru
 async def test_a_purge_asks_for_the_name(
     house: House, queue: Queue, run: Run, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a terminal it wants --yes; another name drops nothing."""
+    """Without a terminal it wants --yes; another name deletes nothing."""
     refused = await run("queue", "purge", "orders")
-    assert (refused.exit_code, "give --yes" in refused.output) == (2, True)
+    assert (refused.exit_code, "Give --yes" in refused.output) == (2, True)
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
     refused = await run("queue", "purge", "orders", given="others\n")
-    assert (refused.exit_code, "nothing was done" in refused.output) == (1, True)
-    assert "drops everything in orders, 4 messages, at" in refused.output
+    assert (refused.exit_code, "Nothing was done" in refused.output) == (1, True)
+    assert "deletes all messages in orders, 4 messages, at" in refused.output
     refused = await run("queue", "purge", "orders", "--group", "billing", given="others\n")
-    assert "what the group billing has not settled in orders, 4 messages, at" in refused.output
+    assert "all that the group billing has not settled in orders, 4 messages, at" in refused.output
     group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
     assert await house.lag(queue, group) == 4
     done = await run("queue", "purge", "orders", "--group", "billing", given="orders\n")
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (
         0,
-        f"Dropped 4 messages of orders at {url}.",
+        f"Deleted 4 messages of orders at {url}.",
     )
     assert await house.lag(queue, group) == 0
     done = await run("queue", "purge", "orders", "--yes", "--json")
     assert json.loads(done.stdout) == {"messages": 4}
-    assert "Nothing stands there." in (await run("queue", "peek", "orders")).output
+    assert "No messages." in (await run("queue", "peek", "orders")).output
 
 
 async def test_messages_are_shown(queue: Queue, run: Run) -> None:
@@ -130,7 +130,7 @@ async def test_a_body_cannot_play_with_the_terminal(house: House, run: Run) -> N
 
 
 async def test_dead_letters_are_listed_and_sent_back(house: House, queue: Queue, run: Run) -> None:
-    assert (await run("dead-letters", "list", "orders")).stdout == "No dead letters of orders.\n"
+    assert (await run("dead-letters", "list", "orders")).stdout == "orders has no dead letters.\n"
     await die(house, queue, 3)
     head, *rows = (await run("dead-letters", "list", "orders")).stdout.splitlines()
     assert head.split()[:4] == ["DIED", "REASON", "ATTEMPTS", "GROUP"]
@@ -139,7 +139,7 @@ async def test_dead_letters_are_listed_and_sent_back(house: House, queue: Queue,
         for n in range(3)
     ]
     short = (await run("dead-letters", "list", "orders", "--limit", "2")).output
-    assert short.splitlines()[-1] == "And more; --limit shows them."
+    assert short.splitlines()[-1] == "There are more. Raise --limit to see them."
     shown = await run("dead-letters", "list", "orders", "--key", "user-8", "--json")
     (line,) = map(json.loads, shown.stdout.splitlines())
     assert (line["id"], line["origin"]["group"], line["nack"]) == ("i1", "billing", "declined")
@@ -151,7 +151,7 @@ async def test_dead_letters_are_listed_and_sent_back(house: House, queue: Queue,
         "Sent back 1"
     )
     assert (await run("dead-letters", "redrive", "orders")).stdout == "Sent back 1 message.\n"
-    assert (await run("dead-letters", "list", "orders")).stdout == "No dead letters of orders.\n"
+    assert (await run("dead-letters", "list", "orders")).stdout == "orders has no dead letters.\n"
 
 
 async def test_a_redrive_that_is_refused_says_how_far_it_came(
@@ -169,9 +169,9 @@ async def test_a_redrive_that_is_refused_says_how_far_it_came(
 async def test_what_is_wrong_is_said_in_a_sentence(queue: Queue, run: Run) -> None:
     """P12."""
     for arguments, code, text in (
-        (("queue", "pause", "other"), 1, "`tocsin queue create` makes one"),
+        (("queue", "pause", "other"), 1, "`tocsin queue create` creates it"),
         (("queue", "purge", "orders", "--group", "other", "--yes"), 1, "no group 'other'"),
-        (("queue", "peek", "orders", "--offset", "3"), 2, "give --partition or --key"),
+        (("queue", "peek", "orders", "--offset", "3"), 2, "needs --partition or --key"),
         (("queue", "peek", "orders", "--partition", "9"), 1, "has no partition 9"),
         (("queue", "peek", "orders", "-n", "0"), 2, "--limit"),
         (("dead-letters", "list", "other"), 1, "queue_not_found"),

@@ -322,8 +322,8 @@ def test_a_broker_that_is_killed_is_said_in_the_log_and_shown_as_failures(
     ("words", "why"),
     [
         (("--host", "ftp://somewhere"), "'ftp://somewhere' is no broker's address"),
-        (("--publisher-rate", "0"), "must be greater than 0"),
-        (("--body-bytes", "1"), "--body-bytes: 160 to 65536"),
+        (("--publisher-rate", "0"), "must be above 0"),
+        (("--body-bytes", "1"), "--body-bytes must be 160 to 65536"),
     ],
 )
 def test_an_option_that_is_wrong_is_a_sentence_and_ends_with_2(

@@ -44,7 +44,7 @@ def test_counts_add_up_and_nobody_who_has_a_share_is_left_out(
 @pytest.mark.parametrize(
     ("users", "wanted", "why"),
     [
-        (100, {"worker": 1}, "somebody must publish"),
+        (100, {"worker": 1}, "no user publishes"),
         (100, {"websocket": 1, "ghost": 1}, "no role ghost"),
         (1, {"websocket": 1, "worker": 1}, "at least 2 users"),
     ],
@@ -142,5 +142,5 @@ def test_addresses_are_read_as_people_write_them(text: str, found: list[str]) ->
     "text", ["", "ftp://b", "http://", "http://b:port", "http://b:99999", "http://b/v1", "a,,b"]
 )
 def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match=r"write http://127\.0\.0\.1:8080"):
+    with pytest.raises(ValueError, match=r"Write one like http://127\.0\.0\.1:8080"):
         addresses(text)

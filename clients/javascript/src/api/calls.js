@@ -297,12 +297,12 @@ function deletesOf(deletesMax) {
 
 function objectOf(value) {
   if (isObject(value)) return value;
-  throw new CannotConnect("what answers is not a Tocsin broker: its answer is no JSON object");
+  throw new CannotConnect("the server is not a Tocsin broker: its answer is no JSON object");
 }
 
 function listOf(value) {
   if (Array.isArray(value) && value.every(isObject)) return value;
-  throw new CannotConnect("what answers is not a Tocsin broker: its answer has no such list");
+  throw new CannotConnect("the server is not a Tocsin broker: its answer has no such list");
 }
 
 /**

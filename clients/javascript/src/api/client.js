@@ -238,7 +238,7 @@ export class Client extends HttpCalls {
     const unknown = Object.keys(others)[0];
     if (unknown !== undefined) throw new TypeError(`read has no option ${unknown}`);
     if (keys !== null && !(Array.isArray(keys) && keys.every((key) => typeof key === "string"))) {
-      throw new TypeError("keys is an array of texts");
+      throw new TypeError("keys must be an array of texts");
     }
     const part = new ReaderPart(this.#session, this.#environment, {
       number: this.#nextNumber(),
@@ -289,7 +289,7 @@ export class Client extends HttpCalls {
   #loadSnapshot(resume) {
     const { storage, page } = this.#environment;
     if (resume === undefined) return null;
-    if (page === null) throw new TypeError("resume goes over reloads of a page: here is none");
+    if (page === null) throw new TypeError("resume needs a page to reload; there is none here");
     if (storage === null) return null; // the browser forbids to keep anything
     this.#snapshot = new ResumeStore(this.#environment, resume, this.url);
     return this.#snapshot.load();
@@ -366,32 +366,36 @@ function checkedOptions(options) {
     transport = "auto", lingerS = LINGER_S, connectTimeoutS = CONNECT_TIMEOUT_S, trace, resume,
   } = options;
   if (!MODES.includes(transport)) {
-    throw new TypeError(`transport is one of ${MODES.join(", ")}, not ${String(transport)}`);
+    throw new TypeError(`transport must be one of ${MODES.join(", ")}, not ${String(transport)}`);
   }
   if (!(lingerS >= 0 && lingerS <= LINGER_S_MAX)) {
-    throw new TypeError(`lingerS is between 0 and ${LINGER_S_MAX} seconds, not ${String(lingerS)}`);
+    throw new TypeError(`lingerS must be 0 to ${LINGER_S_MAX} seconds, not ${String(lingerS)}`);
   }
-  if (!(connectTimeoutS > 0)) throw new TypeError("connectTimeoutS is a number of seconds above 0");
-  if (!["undefined", "function"].includes(typeof trace)) throw new TypeError("trace is a function");
+  if (!(connectTimeoutS > 0)) {
+    throw new TypeError("connectTimeoutS must be a number of seconds above 0");
+  }
+  if (!["undefined", "function"].includes(typeof trace)) {
+    throw new TypeError("trace must be a function");
+  }
   if (resume !== undefined && (typeof resume !== "string" || resume === "")) {
-    throw new TypeError("resume is a name, a text");
+    throw new TypeError("resume must be a name, a text");
   }
   return { ...options, transport, lingerS, connectTimeoutS, trace, resume };
 }
 
 function checkedName(name) {
   if (typeof name === "string" && name !== "") return name;
-  throw new InvalidRequest("invalid_name", "the name of a queue or a group is a text");
+  throw new InvalidRequest("invalid_name", "the name of a queue or a group must be a text");
 }
 
 function checkedChoice(name, choice, words) {
   if (typeof choice === "function" || words.includes(choice)) return choice;
-  throw new TypeError(`${name} is a function, or one of ${words.join(", ")}`);
+  throw new TypeError(`${name} must be a function, or one of ${words.join(", ")}`);
 }
 
 function checkedHandler(handler) {
   if (handler === null || typeof handler === "function") return handler;
-  throw new TypeError("a handler is a function");
+  throw new TypeError("a handler must be a function");
 }
 
 /** Wrap the user's trace. Its failures are reported, and tokens are hidden from it. */
@@ -415,5 +419,5 @@ function withoutToken(hello) {
 /** Return a whole number that is at least 1. Throws TypeError for any other value. */
 export function atLeastOne(name, value) {
   if (Number.isSafeInteger(value) && value >= 1) return value;
-  throw new TypeError(`${name} is a whole number from 1 on, not ${String(value)}`);
+  throw new TypeError(`${name} must be a whole number above 0, not ${String(value)}`);
 }

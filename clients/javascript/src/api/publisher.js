@@ -206,7 +206,7 @@ export class Publisher {
     const bytes = byteLength(text);
     const bytesMax = this.#session.welcome.frame_bytes_max - FRAME_OVERHEAD_BYTES;
     if (bytes > bytesMax) {
-      const detail = `the message has ${bytes} bytes; a frame has ${bytesMax}`;
+      const detail = `the message has ${bytes} bytes; a frame may have ${bytesMax}`;
       throw new TooLarge("message_too_large", detail);
     }
     const { isAnnounced } = this.#clock;
@@ -219,7 +219,7 @@ export class Publisher {
     if (typeof timeoutS === "number" && timeoutS >= 0) {
       return this.#environment.now() + 1000 * timeoutS;
     }
-    throw new TypeError("timeoutS is a number of seconds, or null: for ever");
+    throw new TypeError("timeoutS must be a number of seconds, or null for no limit");
   }
 
   #lane(queue) {

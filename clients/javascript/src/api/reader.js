@@ -68,7 +68,7 @@ export class Reader extends SubscriptionHandle {
    */
   async next() {
     if (this.#handler !== null) {
-      throw new TypeError("its messages go to the handler that read was given");
+      throw new TypeError("the messages go to the handler that read was given");
     }
     return this.#loop.next();
   }

@@ -282,7 +282,7 @@ export class Subscription extends SubscriptionHandle {
    */
   async next() {
     if (this.#handler !== null) {
-      throw new TypeError("its messages go to the handler that subscribe was given");
+      throw new TypeError("the messages go to the handler that subscribe was given");
     }
     const message = await this.#part.next();
     if (message !== null) return { value: message, done: false };

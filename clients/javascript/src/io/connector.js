@@ -429,7 +429,7 @@ class Handshake {
       frames = read();
     } catch (error) {
       const why = wordsOf(error);
-      this.refuse(new NotABroker(`what answers does not talk tocsin.v1: ${why}`));
+      this.refuse(new NotABroker(`the server does not speak tocsin.v1: ${why}`));
       return;
     }
     for (const frame of frames) {

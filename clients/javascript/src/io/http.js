@@ -157,7 +157,7 @@ function valueOf(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new CannotConnect(`what answers is not a Tocsin broker: ${wordsOf(error)}`);
+    throw new CannotConnect(`the server is not a Tocsin broker: ${wordsOf(error)}`);
   }
 }
 
@@ -174,12 +174,12 @@ export function checkedUrl(given) {
   const here = origin === undefined || origin === "null" ? URL_DEFAULT : origin;
   const text = String(given ?? here);
   if (!/^https?:\/\//.test(text)) {
-    throw new TypeError(`the URL of a broker begins with http:// or https://, not ${text}`);
+    throw new TypeError(`the URL of a broker must begin with http:// or https://, unlike ${text}`);
   }
   if (!URL.canParse(text)) throw new TypeError(`${text} is no URL of a broker`);
   const url = new URL(text);
   if (url.search || url.hash || url.username || url.password) {
-    throw new TypeError(`the URL of a broker is like http://127.0.0.1:8080, not ${text}`);
+    throw new TypeError(`the URL of a broker must be like http://127.0.0.1:8080, not ${text}`);
   }
   return text.replace(/\/+$/, "");
 }
@@ -235,6 +235,6 @@ export function refusal(status, text) {
     return exceptionOf(problem);
   }
   if (status === 401) return brokerError("unauthorized", "the broker does not accept the token");
-  const what = `what answers is not a Tocsin broker: HTTP status ${status}`;
+  const what = `the server is not a Tocsin broker: HTTP status ${status}`;
   return BUSY_STATUSES.has(status) ? new CannotConnect(what) : new NotABroker(what);
 }

@@ -252,7 +252,7 @@ export class LongPollCarrier {
       if (batch.session !== first.session || !isNext) {
         throw new NotABroker(
           `batch ${batch.batch} of ${batch.session} answers a poll of ${first.session} after ` +
-            `${after}: something between here and the broker mixes answers up`,
+            `${after}: a proxy on the way mixes answers up`,
         );
       }
       if (batch.batch !== after) {
@@ -393,7 +393,7 @@ function batchOf(text) {
   const { frames = [], close = null } = isBatch ? answer : {};
   const isClose = close === null || (isObject(close) && Number.isSafeInteger(close.code));
   if (!isBatch || !Array.isArray(frames) || !isClose) {
-    throw new NotABroker("what answers is not a Tocsin broker: its answer is no batch of frames");
+    throw new NotABroker("the server is not a Tocsin broker: its answer is no batch of frames");
   }
   return { session: answer.session, batch: answer.batch, frames, close };
 }

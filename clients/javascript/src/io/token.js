@@ -7,7 +7,7 @@
 import { NoToken, wordsOf } from "../proto/errors.js";
 
 const TOKEN = /^[!-~]+$/;
-const NO_TOKEN = "is no token: a word of printable ASCII, without blanks or the end of a line";
+const NO_TOKEN = "is no token; a token is printable ASCII without blanks or line ends";
 /** The share of a token's life after which a fresh one follows. */
 const RENEW_SHARE = 0.8;
 /** The shortest pause after a failed attempt. */
@@ -40,10 +40,10 @@ export async function freshToken(token) {
     text = await token();
   } catch (cause) {
     const why = wordsOf(cause);
-    throw new NoToken(`the function that is to return a token has failed: ${why}`, { cause });
+    throw new NoToken(`the function for the token has failed: ${why}`, { cause });
   }
   if (typeof text !== "string" || !TOKEN.test(text)) {
-    throw new NoToken(`what the function for the token returned ${NO_TOKEN}`);
+    throw new NoToken(`the text from the function for the token ${NO_TOKEN}`);
   }
   return text;
 }

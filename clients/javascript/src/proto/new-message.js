@@ -172,7 +172,7 @@ function check(message) {
   if (unknown !== undefined) throw refused(`a message has no field ${unknown}`);
   const { key, id, contentType, ttlS, sentUnixMs, headers } = message;
   if (!isAbsent(key) && !(isText(key) && key)) {
-    throw refused("a key is a text of at least one character, without half a surrogate pair");
+    throw refused("key must be a text of at least one character, without half a surrogate pair");
   }
   if (!isAbsent(id) && !isText(id)) throw refused("id is a text");
   if (!isAbsent(contentType) && !isText(contentType)) throw refused("contentType is a text");
@@ -185,6 +185,6 @@ function check(message) {
   const areTexts = (texts) => Object.entries(texts).flat().every(isText);
   const areThere = !isAbsent(headers);
   if (areThere && !(isObject(headers) && areTexts(headers) && lossIn(headers, "") === null)) {
-    throw refused("headers map text to text");
+    throw refused("headers must map texts to texts");
   }
 }

@@ -134,7 +134,7 @@ function choiceOf(onUnknown, error) {
     throw error;
   }
   if (choice === "earliest" || choice === "latest") return choice;
-  error.cause = new TypeError(`onUnknown returns "earliest" or "latest", not ${String(choice)}`);
+  error.cause = new TypeError(`onUnknown must return "earliest" or "latest", not ${choice}`);
   throw error;
 }
 

@@ -139,7 +139,7 @@ export function startAt(start) {
   if (start instanceof Date && Number.isFinite(start.getTime())) {
     return { unix_ms: start.getTime() };
   }
-  throw new TypeError('a start is "earliest", "latest" or a Date');
+  throw new TypeError('a start must be "earliest", "latest" or a Date');
 }
 
 // --- frames that the broker writes ---------------------------------------------------------------
@@ -166,7 +166,7 @@ export function framesOf(parsed) {
   const frames = [];
   for (const frame of Array.isArray(parsed) ? parsed : [parsed]) {
     if (!isObject(frame) || typeof frame.type !== "string") {
-      throw new NotTheProtocol("a frame is an object with a type");
+      throw new NotTheProtocol("a frame must be an object with a type");
     }
     const fields = FIELDS.get(frame.type);
     if (fields !== undefined) frames.push(checked(frame, fields));
@@ -339,7 +339,7 @@ export function placeOf(verdict) {
 export function checkedPosition(position) {
   const { queue_id, ring_epoch = 1, partitions } = position;
   if (!isText(queue_id) || !isWhole(ring_epoch) || !arePlaces(partitions)) {
-    throw new TypeError('a start is "earliest", "latest", a Date, or the position of a reader');
+    throw new TypeError('a start must be "earliest", "latest", a Date, or a position of a reader');
   }
   return { queue_id, ring_epoch, partitions };
 }

@@ -477,7 +477,7 @@ class SessionDescription(TypedDict):
     draining: bool
     opened_unix_ms: int
     heard_unix_ms: int
-    """The time at which something was received from the client last."""
+    """The time at which the client's last bytes were received."""
     unsent_bytes: int
     """The number of bytes that wait for the transport."""
     subscriptions: list[SubscriptionDescription]

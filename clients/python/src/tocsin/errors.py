@@ -274,7 +274,7 @@ class PositionInUse(TocsinError):
         self.name = name
         self.path = path
         super().__init__(
-            f"another reader keeps its position under the name {name!r} ({path} is locked): "
+            f"another reader keeps its position under the name {name!r} ({path} is locked); "
             "close it, or choose another name"
         )
 
@@ -286,7 +286,7 @@ class PositionDamaged(TocsinError):
     def __init__(self, path: str, why: str) -> None:
         self.path = path
         super().__init__(
-            f"{path} holds no position of this reader ({why}): bring it back from a copy, or "
+            f"{path} holds no position of this reader ({why}); restore it from a copy, or "
             "delete it to begin at the reader's `start`"
         )
 

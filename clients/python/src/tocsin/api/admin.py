@@ -340,7 +340,7 @@ class AdminCalls(ABC):
 def _listed(page: Any, name: str) -> list[Any]:
     found: list[Any] | None = page.get(name)
     if not isinstance(found, list):
-        raise CannotConnect(f"what answers is not a Tocsin broker: no {name}")
+        raise CannotConnect(f"the server is not a Tocsin broker: no {name}")
     return found
 
 
@@ -357,4 +357,4 @@ def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise CannotConnect(f"what answers is not a Tocsin broker: {error}") from None
+        raise CannotConnect(f"the server is not a Tocsin broker: {error}") from None

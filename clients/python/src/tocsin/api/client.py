@@ -122,11 +122,11 @@ class Client(AdminCalls):
         ssl: SSLContext | None = None,
     ) -> None:
         if transport not in MODES:
-            raise ValueError(f"transport is one of {', '.join(MODES)}, not {transport!r}")
+            raise ValueError(f"transport must be one of {', '.join(MODES)}, not {transport!r}")
         if not 0 <= linger_s <= LINGER_S_MAX:
-            raise ValueError(f"linger_s is between 0 and {LINGER_S_MAX:g}, not {linger_s!r}")
+            raise ValueError(f"linger_s must be between 0 and {LINGER_S_MAX:g}, not {linger_s!r}")
         if not 1 <= len(name) <= NAME_CHARS_MAX:
-            raise ValueError(f"name has between 1 and {NAME_CHARS_MAX} characters, not {len(name)}")
+            raise ValueError(f"name must have 1 to {NAME_CHARS_MAX} characters, not {len(name)}")
         self.name = name
         self.url = checked_url(url)
         self.producer = producer
@@ -580,15 +580,21 @@ class Client(AdminCalls):
 
     def _open_session(self) -> Session:
         if self._session is None:
-            raise ClientClosed("the client is not connected: use `async with`")
+            raise ClientClosed(
+                "the client is not connected; use it as `async with tocsin.connect() as client:`"
+            )
         return self._session
 
     def _open_publisher(self) -> Publisher:
         if self._publisher is None:
-            raise ClientClosed("the client is not connected: use `async with`")
+            raise ClientClosed(
+                "the client is not connected; use it as `async with tocsin.connect() as client:`"
+            )
         return self._publisher
 
     def _open_http(self) -> Http:
         if self._http is None:
-            raise ClientClosed("the client is not connected: use `async with`")
+            raise ClientClosed(
+                "the client is not connected; use it as `async with tocsin.connect() as client:`"
+            )
         return self._http

@@ -128,7 +128,9 @@ class FilePositions:
 
     def _path(self, name: str, suffix: str = ".json") -> Path:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} cannot be a reader's name: A-Z a-z 0-9 . _ - and up to 200")
+            raise ValueError(
+                f"{name!r} cannot be a reader's name; use up to 200 of A-Z a-z 0-9 . _ -"
+            )
         return self.folder / (name + suffix)
 
     def _load(self, name: str) -> Position | None:
@@ -210,5 +212,5 @@ def _parse(path: Path, name: str) -> Position | None:
     if kept.name != name:
         raise PositionDamaged(str(path), f"it is the position of {kept.name!r}")
     if kept.crc32 != zlib.crc32(kept.position):
-        raise PositionDamaged(str(path), "its checksum is another one")
+        raise PositionDamaged(str(path), "its checksum does not match")
     return position

@@ -219,7 +219,8 @@ class Publisher:
         bytes_max = self._session.welcome.frame_bytes_max - _FRAME_OVERHEAD_BYTES
         if len(data) > bytes_max:
             raise TooLarge(
-                "message_too_large", f"the message has {len(data)} bytes; a frame has {bytes_max}"
+                "message_too_large",
+                f"the message has {len(data)} bytes; a frame may have {bytes_max}",
             )
         return data
 

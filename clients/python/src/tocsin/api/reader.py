@@ -266,9 +266,7 @@ class PositionKeeper:
         position: Callable[[], Position | None],
     ) -> None:
         if every < 1 or not every_s > 0:
-            raise ValueError(
-                "a position is saved every 1 or more messages, every 0 or more seconds"
-            )
+            raise ValueError("save_every must be 1 or more messages, and save_every_s above 0")
         self._store = store
         self._name = name
         self._every = every

@@ -244,6 +244,6 @@ def start_at(start: Start | None) -> Literal["earliest", "latest"] | wire.StartA
         try:
             when = start if start.tzinfo is not None else start.astimezone()
         except (OverflowError, OSError, ValueError):
-            raise ValueError(f"{start} is no local time; give it a zone") from None
+            raise ValueError(f"{start} is no local time; give it a time zone") from None
         return wire.StartAt((when - _EPOCH) // timedelta(milliseconds=1))
     return start

@@ -110,7 +110,7 @@ class Subscription(SessionSubscription):
             TocsinError: the subscription has ended for another reason.
         """
         if count < 1:
-            raise ValueError(f"count is 1 or more, not {count!r}")
+            raise ValueError(f"count must be 1 or more, not {count!r}")
         fetched = self._take(count)
         if not fetched:
             with suppress(TimeoutError):

@@ -101,7 +101,7 @@ class _Open(Generic[SourceT]):
 
     def _following(self, timeout_s: float | None) -> Any:
         if not self._is_open:
-            raise RuntimeError("not open yet: `with client.subscribe(...) as messages:`")
+            raise RuntimeError("not open yet; use `with client.subscribe(...) as messages:`")
 
         async def following() -> Any:
             return self._unclaimed.popleft() if self._unclaimed else await anext(self._source, None)
@@ -169,7 +169,7 @@ class Subscription(_Open[tocsin.Subscription]):
             ClientClosed: the subscription, or the client, has been closed.
         """
         if not self._is_open:
-            raise RuntimeError("not open yet: `with client.subscribe(...) as messages:`")
+            raise RuntimeError("not open yet; use `with client.subscribe(...) as messages:`")
 
         async def fetching() -> list[tocsin.Message]:
             waited = [self._unclaimed.popleft() for _ in range(min(count, len(self._unclaimed)))]

@@ -27,31 +27,33 @@ WHEN: Final = ("lag", "oldest_age_s", "depth", "dead_letters", "parked_keys")
 @click.command("alert")
 @click.argument("watched", metavar="QUEUE")
 @click.argument("name", required=False)
-@click.option("--when", type=click.Choice(WHEN), help="What is looked at.")
-@click.option("--above", type=float, help="Only what is larger is told.")
-@click.option("--lasts", "lasts_s", type=duration, help="And only when it was for so long. [1m]")
+@click.option("--when", type=click.Choice(WHEN), help="The figure to watch.")
+@click.option("--above", type=float, help="Alert when it is larger than this.")
+@click.option("--lasts", "lasts_s", type=duration, help="Alert after it has lasted this long. [1m]")
 @click.option(
-    "--group", type=OrNone(str), metavar="GROUP", help="Of this group. [the one furthest behind]"
+    "--group", type=OrNone(str), metavar="GROUP", help="Watch this group. [the furthest behind]"
 )
-@click.option("--queue", type=OrNone(str), metavar="QUEUE", help="The queue that is told.")
+@click.option(
+    "--queue", type=OrNone(str), metavar="QUEUE", help="The queue that gets the alert's messages."
+)
 @click.option(
     "--webhook",
     type=OrNone(str),
     metavar="NAME",
-    help="The webhook, as TOCSIN_ALERT_WEBHOOKS calls it.",
+    help="The webhook to call, by its name in TOCSIN_ALERT_WEBHOOKS.",
 )
-@click.option("--remove", is_flag=True, help="Take this alert away.")
+@click.option("--remove", is_flag=True, help="Remove this alert.")
 @json_option
 @target_options
 @pass_target
 def alert(
     target: Target, /, watched: str, name: str | None, remove: bool, as_json: bool, **said: Any
 ) -> None:
-    """Set the alert NAME of QUEUE, take it away, or without NAME list them.
+    """Set or remove the alert NAME of QUEUE; without NAME, list its alerts.
 
-    When the value has been above the threshold for as long as --lasts says, a message goes to the
-    queue of --queue, and the broker calls the webhook of --webhook; another one when it is over.
-    Of an alert that is there, what is not given stays; `none` takes a value back.
+    When the value has been above the threshold for the time of --lasts, the broker sends a message
+    to the queue of --queue and calls the webhook of --webhook. It does so again when the alert
+    ends. An option that is not given leaves an existing alert's value unchanged; `none` clears it.
 
     \b
     Examples:
@@ -63,11 +65,11 @@ def alert(
     """
     change = given(said)
     if name is None and (remove or change):
-        raise click.UsageError("Name the alert.")
+        raise click.UsageError("Give the alert's name after the queue.")
     if remove and change:
-        raise click.UsageError("What is taken away needs nothing but its name.")
+        raise click.UsageError("--remove goes with no other option. Leave the others out.")
     if name is not None and not remove and not change:
-        raise click.UsageError("Say what the alert is, or with --remove take it away.")
+        raise click.UsageError("Give at least one option: values of the alert, or --remove.")
     if name is None:
         found = run(_described(target, watched))
         _show(watched, found["settings"]["alerts"], as_json)
@@ -103,7 +105,7 @@ async def _changed(
 def _print_change(queue: str, name: str, changed: ChangedQueue) -> None:
     """Print the changes of an alert, field by field."""
     if not changed["changes"]:
-        click.echo(f"The alert {name} of {queue} is so already: nothing was changed.")
+        click.echo(f"The alert {name} of {queue} has these values already. Nothing was changed.")
         return
     (change,) = changed["changes"]
     before, after = (

@@ -54,8 +54,7 @@ def target_options(command: CommandT) -> CommandT:
 
 
 def target_options_and_variables(command: CommandT) -> CommandT:
-    """Add --url and --token before the verb. Without any of these options the environment
-    counts."""
+    """Add --url and --token before the verb. Without them the environment counts."""
     return _target_options(command, url_variable="TOCSIN_URL", token_variable="TOCSIN_TOKEN")
 
 
@@ -111,31 +110,31 @@ _NEGATIVE: Final = re.compile(r"-[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 def json_option(command: CommandT) -> CommandT:
     """Add --json."""
-    return click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(command)
 
 
 def yes_option(command: CommandT) -> CommandT:
-    """Add --yes to a command that destroys something; see `confirm`."""
-    return click.option("--yes", is_flag=True, help="Do not ask for the name again.")(command)
+    """Add --yes to a command that asks before it destroys something, by `confirm`."""
+    return click.option("--yes", is_flag=True, help="Do it without asking.")(command)
 
 
 def confirm(what: str, name: str, *, yes: bool) -> None:
-    """Ask for the name of the doomed object again, unless --yes was given.
+    """Ask for the object's name again before a command destroys something. Ask nothing with --yes.
 
     Raises:
-        click.UsageError: without a terminal nobody can be asked.
+        click.UsageError: there is no terminal, so the command cannot ask.
         click.ClickException: another name was typed.
     """
     if yes:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(
-            f"This {what}, for good, and asks for the name again: without a terminal, give --yes."
+            f"This {what}, for good. There is no terminal to confirm it on. Give --yes."
         )
     click.echo(f"This {what}, for good.", err=True)
     again = click.prompt(f"Type {name} to go on", type=str, err=True)
     if again != name:
-        raise click.ClickException(f"{again!r} is not {name!r}: nothing was done.")
+        raise click.ClickException(f"{again!r} is not {name!r}. Nothing was done.")
 
 
 pass_target = click.make_pass_decorator(Target, ensure=True)

@@ -44,7 +44,7 @@ WAITS_FOR: Final = {
     "backoff": "their next attempt",
     "parked": "an operator, because their keys are parked",
     "gate": "an earlier message of their key",
-    "credit": "consumers that hold as much as they want to",
+    "credit": "consumers that hold as many messages as they accept",
     "socket": "consumers that do not read",
 }
 """The reasons why a partition waits, in words, by the broker's code."""
@@ -52,33 +52,33 @@ WAITS_FOR: Final = {
 
 @click.command()
 @click.argument("queue")
-@click.option("--group", metavar="NAME", help="Share the messages with the group's others.")
-@click.option("--read", is_flag=True, help="Get every message, settle nothing, join no group.")
+@click.option("--group", metavar="NAME", help="Consume as this group, which shares the messages.")
+@click.option("--read", is_flag=True, help="Read every message, without a group, and settle none.")
 @click.option("--keys", metavar="A,B", help="With --read: only messages of these keys.")
 @click.option(
     "--key",
     "one_by_one",
     metavar="KEY",
     multiple=True,
-    help="The same, for a key that has a comma in it. May be repeated.",
+    help="With --read: messages of this key, which may have a comma. Repeatable.",
 )
 @click.option(
     "--start",
     metavar="WHERE",
-    help="earliest, latest or a time like 2026-11-21T09:30. A group's counts only when it is new "
-    "(earliest); --read: latest.",
+    help="Start at earliest, latest or a time like 2026-11-21T09:30. A group uses it only when it "
+    "is new. [--group: earliest; --read: latest]",
 )
-@click.option("--count", type=click.IntRange(min=1), help="End after so many messages.")
+@click.option("--count", type=click.IntRange(min=1), help="End after this many messages.")
 @click.option(
     "--until-empty",
     is_flag=True,
-    help="End when the group has settled every message, in flight elsewhere or not.",
+    help="End when the group has settled every message, those of other consumers included.",
 )
 @click.option(
     "--until-idle",
     type=duration,
     metavar="DURATION",
-    help="End when none came here for so long, whatever the group has still to do.",
+    help="End after this time without a message here, even if the group has unsettled ones.",
 )
 @click.option(
     "--format",
@@ -86,7 +86,7 @@ WAITS_FOR: Final = {
     type=click.Choice(["lines", "json"]),
     default="lines",
     show_default=True,
-    help="The body alone, or one JSON object with key, body, offset, partition, id, attempt.",
+    help="Print the body alone, or an object with key, body, offset, partition, id, attempt.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option(
@@ -94,7 +94,7 @@ WAITS_FOR: Final = {
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="Hold at most so many.",
+    help="Hold at most this many unsettled messages.",
 )
 @target_options
 @pass_target
@@ -117,8 +117,8 @@ def consume(
 ) -> None:
     """Print the messages of QUEUE as they come; Ctrl-C ends it.
 
-    With --group, a message is acknowledged after it has been written: what was not written, when
-    this is killed or its output closes, goes to another consumer of the group.
+    With --group, a message is acknowledged after it has been written. If this command is killed or
+    its output closes, messages that were not written go to another consumer of the group.
 
     \b
     Examples:
@@ -129,13 +129,13 @@ def consume(
     """
     if (group is None) == (not read):
         raise click.UsageError(
-            "Say how: --group NAME shares the messages, --read gets all of them."
+            "Give --group NAME to share the messages, or --read to get all of them."
         )
     wanted = _keys(keys, one_by_one)
     if wanted is not None and not read:
-        raise click.UsageError("--keys and --key go with --read; a group gets all keys.")
+        raise click.UsageError("--keys and --key need --read, because a group gets all keys.")
     if until_empty and read:
-        raise click.UsageError("--until-empty goes with --group; a reader settles nothing.")
+        raise click.UsageError("--until-empty needs --group, because a reader settles nothing.")
     begin = None if start is None else parse_start(start)
     if count is not None:
         credit = min(credit, count)  # messages that are not wanted are left to others
@@ -156,7 +156,7 @@ def consume(
     stale = _run(work(), queue, group, start)
     if stale:
         raise click.ClickException(
-            f"{plural(stale, 'message')} had expired before the ack, and will come again."
+            f"The leases of {plural(stale, 'message')} ended before the ack; they come again."
         )
 
 
@@ -166,10 +166,9 @@ def _run(work: Coroutine[Any, Any, int], queue: str, group: str | None, start: s
         return run(work, ends_with_output=True)
     except WouldDelete as error:
         raise click.ClickException(
-            f"Group {group} of {queue} was not created: it would start behind what was kept for "
-            f"the first group, and {plural(error.deleted, 'message')} would be deleted. "
-            f"--start earliest gets them; `tocsin group create {queue} {group} --start {start}` "
-            "asks, and creates it."
+            f"Group {group} of {queue} was not created, because that would delete "
+            f"{plural(error.deleted, 'message')} before its start. Use --start earliest to get "
+            f"them, or `tocsin group create {queue} {group} --start {start}` to delete them."
         ) from None
 
 
@@ -177,7 +176,9 @@ def _keys(together: str | None, one_by_one: tuple[str, ...]) -> list[str] | None
     """Return the keys of --keys and --key; None if neither was given."""
     keys = [*([] if together is None else together.split(",")), *one_by_one]
     if "" in keys:
-        raise click.UsageError("A key has at least one character.")
+        raise click.UsageError(
+            "A key of --keys or --key is empty. It needs at least one character."
+        )
     return keys or None
 
 
@@ -212,8 +213,8 @@ class _Backlog:
             lag = await self.lag()
             if lag:
                 click.echo(
-                    f"tocsin: the group {self._group} has {plural(lag, 'message')} that it has not "
-                    f"settled{self._why()}; --until-empty waits for them.",
+                    f"tocsin: the group {self._group} has not settled {plural(lag, 'message')}"
+                    f"{self._why()}. --until-empty waits for them.",
                     err=True,
                 )
 

@@ -29,18 +29,18 @@ REASONS = click.Choice(["exhausted", "rejected", "expired", "overflow", "skipped
 
 @click.group("dead-letters")
 def dead_letters() -> None:
-    """List what no consumer could handle, and send it back.
+    """List messages that no consumer could handle, and send them back.
 
     A message that exhausts its attempts, is rejected, expires, overflows or is skipped moves to the
-    queue's dead-letter queue, NAME.dead-letters unless a setting says otherwise. There it stays,
-    and can be consumed as from any queue.
+    queue's dead-letter queue. Its name is NAME.dead-letters unless a setting says otherwise. It is
+    a queue like any other.
     """
 
 
 @dead_letters.command("list")
 @click.argument("queue")
 @click.option("--key", metavar="KEY", help="Only letters of this key.")
-@click.option("--reason", type=REASONS, help="Only those that died of this.")
+@click.option("--reason", type=REASONS, help="Only letters with this reason.")
 @click.option(
     "-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many."
 )
@@ -71,12 +71,12 @@ def list_letters(target: Target, /, queue: str, limit: int, as_json: bool, **whi
             sys.stdout.buffer.write(json_line(letter, _extra(letter)))
         return
     if not found:
-        click.echo(f"No dead letters of {queue}.")
+        click.echo(f"{queue} has no dead letters.")
         return
     heads = ("DIED", "REASON", "ATTEMPTS", "GROUP", "KEY", "ID", "NACK", "BODY")
     print_table([_row(letter) for letter in found], heads)
     if is_more:
-        click.echo("And more; --limit shows them.")
+        click.echo("There are more. Raise --limit to see them.")
 
 
 def _row(letter: DeadLetter) -> list[object]:
@@ -103,18 +103,20 @@ def _extra(letter: DeadLetter) -> dict[str, Any]:
 @dead_letters.command("redrive")
 @click.argument("queue")
 @click.option("--key", metavar="KEY", help="Only letters of this key.")
-@click.option("--reason", type=REASONS, help="Only those that died of this.")
-@click.option("-n", "--limit", type=click.IntRange(1), default=None, help="At most so many. [all]")
+@click.option("--reason", type=REASONS, help="Only letters with this reason.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), default=None, help="At most this many. [all]"
+)
 @json_option
 @target_options
 @pass_target
 def redrive(target: Target, /, queue: str, limit: int | None, as_json: bool, **which: Any) -> None:
     """Send dead letters of QUEUE back into it, in the order of their keys.
 
-    Each goes back as a new message, with the key, id, body and headers that it had, to every group
-    and reader of the queue, also to groups that had handled it. It leaves the dead letters when it
-    stands in the queue, durably. Cut off, or after an error, run this again: nothing is stored
-    twice within the queue's dedup window.
+    Each becomes a new message with the same key, id, body and headers. Every group and reader of
+    the queue gets it, also groups that had handled it. It leaves the dead letters when it is
+    durable in the queue. After an error or a kill, run this again. Within the queue's dedup window
+    nothing is stored twice.
 
     \b
     Examples:
@@ -139,7 +141,7 @@ def redrive(target: Target, /, queue: str, limit: int | None, as_json: bool, **w
     except TocsinError:
         meter.close()
         if done:
-            click.echo(f"Sent back {plural(done, 'message')} before this:", err=True)
+            click.echo(f"Sent back {plural(done, 'message')} before this error:", err=True)
         raise
     meter.close()
     if as_json:

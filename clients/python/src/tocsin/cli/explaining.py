@@ -25,8 +25,10 @@ from tocsin.cli.times import local_time
 @target_options
 @pass_target
 def explain_key(target: Target, queue: str, key: str, group: str | None, as_json: bool) -> None:
-    """Say what the messages of KEY in QUEUE wait for, group by group: where the key goes, who has
-    it, until when, and how often its first message was tried. Takes nothing from anybody.
+    """Explain what the messages of KEY in QUEUE wait for.
+
+    For each group, shows the owner of the key's partition, until when the key waits, and how many
+    attempts its first message has had. Changes nothing.
 
     \b
     Examples:
@@ -46,7 +48,7 @@ def explain_key(target: Target, queue: str, key: str, group: str | None, as_json
     where = f"partition {told['partition']} of {printable(queue)}{paused}"
     click.echo(f"{printable(key)} goes to {where} (key hash {told['key_hash']}).")
     if not told["groups"]:
-        click.echo(f"No groups. `tocsin consume {queue} --group NAME` makes one.")
+        click.echo(f"No groups. `tocsin consume {queue} --group NAME` creates one.")
     for one in told["groups"]:
         click.echo(f"\n{one['group']}: {one['waits_for'].replace('_', ' ')}")
         for line in _lines(one):
@@ -56,8 +58,8 @@ def explain_key(target: Target, queue: str, key: str, group: str | None, as_json
 def _lines(one: KeyInGroup) -> list[str]:
     lines = [one["text"]]
     if one["also"]:
-        lines.append("Besides: " + ", ".join(code.replace("_", " ") for code in one["also"]) + ".")
-    lines.append(f"Its partition is given to {_owner(one)}.")
+        lines.append("Also: " + ", ".join(code.replace("_", " ") for code in one["also"]) + ".")
+    lines.append(f"Its partition is owned by {_owner(one)}.")
     head = one["head"]
     if head is not None and head["published_unix_ms"] is not None:
         when = local_time(head["published_unix_ms"])
@@ -65,7 +67,7 @@ def _lines(one: KeyInGroup) -> list[str]:
             f"The first message has the id {printable(head['id'] or '')}, published {when}."
         )
     if one["since_unix_ms"] is not None:
-        lines.append(f"It is so since {local_time(one['since_unix_ms'])}.")
+        lines.append(f"This has lasted since {local_time(one['since_unix_ms'])}.")
     messages = one["messages"]
     count = plural(messages["waiting"], "message")
     least = "" if one["is_exact"] else "at least "
@@ -78,7 +80,7 @@ def _owner(one: KeyInGroup) -> str:
     if owner is None:
         return "nobody here"
     if owner["session"] is None:
-        return f"whoever pulls, in epoch {one['epoch']}"
+        return f"the clients that pull, in epoch {one['epoch']}"
     client = f"{printable(owner['client'])}, " if owner["client"] else ""
     by = owner["transport"] or "nothing at the moment"
     return f"{client}consumer {owner['consumer']}, by {by}, in epoch {one['epoch']}"

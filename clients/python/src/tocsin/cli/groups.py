@@ -42,29 +42,32 @@ GROUP_SETTINGS: Final = (
     Setting(
         "semantics",
         click.Choice(["at_least_once", "at_most_once"]),
-        "Settle when acked, or before it is given. [at_least_once]",
+        "Settle a message when it is acked, or before it is delivered. [at_least_once]",
     ),
-    Setting("lease_s", duration, "A delivery is one consumer's for so long. [the queue's]", True),
-    Setting("lease_total_s", duration, "The same with all extends. [the queue's]", True),
-    Setting("attempts_max", int, "Attempts before exhaustion; 0: no end. [the queue's]", True),
+    Setting("lease_s", duration, "How long a consumer holds a delivery. [the queue's]", True),
+    Setting("lease_total_s", duration, "The same, with all extends. [the queue's]", True),
+    Setting("attempts_max", int, "Attempts at a message; 0: no limit. [the queue's]", True),
     Setting(
-        "on_exhausted", click.Choice(["dead_letter", "park"]), "Then what. [the queue's]", True
+        "on_exhausted",
+        click.Choice(["dead_letter", "park"]),
+        "What to do after the last attempt. [the queue's]",
+        True,
     ),
     Setting("backoff_s", duration, "Wait before the second attempt. [the queue's]", True),
-    Setting("backoff_max_s", duration, "Wait at most so long. [the queue's]", True),
-    Setting("expires_s", duration, "Delete it after so long without a consumer. [never]", True),
+    Setting("backoff_max_s", duration, "Longest wait between attempts. [the queue's]", True),
+    Setting("expires_s", duration, "Delete it after this long without a consumer. [never]", True),
 )
 
 
 @click.group()
 def group() -> None:
-    """Look after the groups that share a queue's messages."""
+    """Create, change, show and move groups, whose consumers share a queue's messages."""
 
 
 @group.command("create")
 @click.argument("queue")
 @click.argument("name")
-@click.option("--start", default=None, help="earliest, latest or a time; where a new one starts.")
+@click.option("--start", default=None, help="Where it starts: earliest, latest or a time.")
 @setting_options(GROUP_SETTINGS)
 @yes_option
 @json_option
@@ -83,11 +86,11 @@ def create(
 ) -> None:
     """Create the group NAME of QUEUE.
 
-    Consuming or pulling creates a group too; this one says how it shall be. A group that is there
-    stays as it is; `tocsin group set` changes it.
+    Consuming or pulling creates a group too; this command also gives its settings. It does not
+    change a group that exists; `tocsin group set` does.
 
-    A queue without --retention keeps everything for its first group. One that starts at latest, or
-    at a time, lets go what stands before: the command says how many messages, and asks.
+    A queue without --retention keeps everything for its first group. If that group starts at latest
+    or at a time, earlier messages are deleted. The command says how many, and asks.
 
     \b
     Examples:
@@ -102,7 +105,7 @@ def create(
             f"Group {name} of {queue}",
             target,
             yes=yes,
-            does="creates",
+            does=f"creates group {name} of {queue}",
             left="was not created",
             update=lambda http, most: http.create_group(
                 queue, name, start=begin, deletes_max=most, **given(settings)
@@ -116,7 +119,7 @@ def create(
     elif made["created"]:
         click.echo(f"Group {name} of {queue} is created.")
     else:
-        click.echo(f"Group {name} of {queue} is there already: it stays as it is.")
+        click.echo(f"Group {name} of {queue} exists already and was not changed.")
 
 
 @group.command("set")
@@ -130,10 +133,10 @@ def create(
 def set_group(
     target: Target, /, queue: str, name: str, yes: bool, as_json: bool, **settings: Any
 ) -> None:
-    """Change settings of the group NAME of QUEUE: those that are given; the others stay.
+    """Change the given settings of the group NAME of QUEUE.
 
-    `none` takes a value back: then the queue's holds. A change that deletes messages, or moves
-    them to the dead letters, says how many before, and asks.
+    `none` clears a setting, so that the queue's applies. If a change would delete messages or move
+    them to the dead letters, the command says how many, and asks.
 
     \b
     Examples:
@@ -169,7 +172,7 @@ def list_groups(target: Target, queue: str, as_json: bool) -> None:
 
     found = run(work())
     if "groups" not in found:
-        needed = f"this needs the right to consume, manage or observe, on the queue {queue!r}"
+        needed = f"This needs the right to consume, manage or observe, on the queue {queue!r}."
         raise click.ClickException(needed)
     groups = found["groups"]
     if as_json:
@@ -246,25 +249,25 @@ def _row(place: GroupPartition) -> list[object]:
 @target_options
 @pass_target
 def delete(target: Target, queue: str, name: str, yes: bool, as_json: bool) -> None:
-    """Delete the group NAME of QUEUE: it forgets where it stands.
+    """Delete the group NAME of QUEUE and its position.
 
-    Messages that another group has not settled, or that --retention of the queue keeps, stay. Those
-    that this one alone had not settled go with it: the command says how many, and asks. The last
-    group of a queue without a retention leaves everything to whoever comes next.
+    Messages stay if another group has not settled them, or if --retention of the queue keeps them.
+    Messages that only this group had not settled are deleted. The command says how many, and asks.
+    The last group of a queue without a retention leaves all messages to the next group.
 
     \b
     Examples:
       tocsin group delete orders billing
       tocsin group delete orders billing --yes     in a script
     """
-    what = f"makes the broker at {target.url} forget where the group {name} of {queue} stands"
+    what = f"deletes the group {name} of {queue} and its position at {target.url}"
     confirm(what, name, yes=yes)
 
     count = act_or_ask(
         f"Group {name} of {queue}",
         target,
         yes=yes,
-        does="deletes",
+        does=f"deletes group {name} of {queue}",
         left="was not deleted",
         update=lambda http, most: http.delete_group(queue, name, deletes_max=most),
     )
@@ -284,12 +287,12 @@ def delete(target: Target, queue: str, name: str, yes: bool, as_json: bool) -> N
 @target_options
 @pass_target
 def seek(target: Target, queue: str, name: str, to: str, *, yes: bool, as_json: bool) -> None:
-    """Send the group NAME of QUEUE somewhere else: to earliest, latest, a time, or an offset (the
-    same in every partition).
+    """Move the group NAME of QUEUE to earliest, latest, a time, or an offset (the same in every
+    partition).
 
-    What is being worked on is given again where the group then comes across it. What it skips goes
-    for good where no other group needs it and --retention of the queue does not keep it: the
-    command says how many messages before, and asks.
+    Messages in flight at or after the new position are delivered again. Skipped messages are
+    deleted, unless another group needs them or --retention of the queue keeps them. The command
+    says how many, and asks.
 
     \b
     Examples:
@@ -303,8 +306,8 @@ def seek(target: Target, queue: str, name: str, to: str, *, yes: bool, as_json: 
         f"Group {name} of {queue}",
         target,
         yes=yes,
-        does=f"sends to {to}",
-        left="stays where it is",
+        does=f"moves group {name} of {queue} to {to}",
+        left="was not moved",
         update=lambda http, most: http.seek_group(queue, name, place, deletes_max=most),
     )
     if as_json:

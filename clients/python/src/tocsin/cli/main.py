@@ -37,8 +37,8 @@ Examples:
 Over https, TOCSIN_CA_FILE names an authority of your own, TOCSIN_CERT_FILE and TOCSIN_KEY_FILE a
 client certificate: PEM files.
 
-The exit code is 0 when all went well, 1 when it did not, 2 when the command was not understood,
-130 after Ctrl-C, and 141 when whoever read the output has gone.
+The exit code is 0 after success, 1 after an error, 2 when the command was not understood,
+130 after Ctrl-C, and 141 when the reader of the output has closed it.
 """
 
 
@@ -50,8 +50,7 @@ class Verbs(click.Group):
         return sorted({*super().list_commands(ctx), *_installed()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a verb. If it cannot be imported, returns one that says so, and the others still
-        work."""
+        """Return a verb. If it cannot be imported, return one that says so. Others still work."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             return command
@@ -59,7 +58,7 @@ class Verbs(click.Group):
         return None if found is None else _load(found)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; errors become one sentence."""
+        """Run the verb, and turn an error into one sentence."""
         try:
             return super().invoke(ctx)
         except TocsinError as error:
@@ -72,22 +71,22 @@ class Verbs(click.Group):
 
 
 _ADVICE: Final = {
-    "unauthorized": " Show a token that the broker knows, in TOCSIN_TOKEN or with --token.",
-    "forbidden": " Whoever runs the broker makes a token with that right.",
+    "unauthorized": " Give a token that the broker knows, in TOCSIN_TOKEN or with --token.",
+    "forbidden": " Ask the broker's operator for a token with that right.",
 }
 """The advice after an Unauthorized, by its code."""
 
 
 def explain(error: TocsinError) -> str:
-    """Return a sentence about an error and what to do about it."""
+    """Return a sentence that describes an error and says what to do."""
     text = str(error)
     if isinstance(error, CannotConnect):
         text = text.rstrip(".")
-        return f"{text}. Is the broker running there? `tocsin serve` starts one; --url names it."
+        return f"{text}. Start a broker with `tocsin serve`, or give its address with --url."
     if isinstance(error, Unauthorized):
         return f"{text.rstrip('.')}.{_ADVICE.get(error.code, '')}"
     if isinstance(error, QueueNotFound):
-        return f"{text}. `tocsin queue create` makes one, `tocsin queue list` shows what is there."
+        return f"{text}. `tocsin queue create` creates it; `tocsin queue list` shows all queues."
     return text if text.endswith(".") else f"{text}."
 
 

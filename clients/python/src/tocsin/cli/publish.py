@@ -42,27 +42,27 @@ CLOSE_S: Final = 1.0
 @click.command(cls=Negatives)
 @click.argument("queue")
 @click.argument("body", required=False)
-@click.option("--key", help="The key of every message: those of one key stay in order.")
+@click.option("--key", help="The key of every message. Messages of one key stay in order.")
 @click.option("--key-field", metavar="FIELD", help="JSON lines: the field that holds the key.")
 @click.option("--id-field", metavar="FIELD", help="JSON lines: the field that holds the id.")
-@click.option("--id", "name", help="BODY's id: published again with its key, it is stored once.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", help="May be repeated.")
-@click.option("--ttl", type=duration, help="Do not give it out after so long.")
+@click.option("--id", "name", help="BODY's id. Published again with its key, it is stored once.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", help="Repeatable.")
+@click.option("--ttl", type=duration, help="Deliver a message only up to this age.")
 @click.option(
     "--file",
     "path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Publish its lines. Without BODY and --file: those of stdin.",
+    help="Publish the lines of this file. [stdin, without BODY]",
 )
 @click.option("--lines", "form", flag_value="lines", help="Each line is a text. [without a field]")
 @click.option("--json-lines", "form", flag_value="json", help="Each line is a JSON value.")
-@click.option("--text", is_flag=True, help="BODY is a text even if it looks like JSON.")
+@click.option("--text", is_flag=True, help="Send BODY as text even if it is JSON.")
 @click.option(
     "--on-error",
     type=click.Choice(["stop", "skip"]),
     default="stop",
     show_default=True,
-    help="At a line that cannot be published.",
+    help="What to do at a line that cannot be published.",
 )
 @click.option(
     "--timeout",
@@ -85,8 +85,8 @@ def publish(
 ) -> None:
     """Publish BODY to QUEUE, or each line of a file or of stdin as a message.
 
-    BODY is sent as JSON where it is JSON, else as a text. A message is counted as published when
-    the broker has it on disk. Lines of one key keep their order.
+    BODY is sent as JSON if it is JSON, else as text. A message counts as published when the broker
+    has stored it as durably as the queue demands. Lines of one key keep their order.
 
     \b
     Examples:
@@ -97,7 +97,7 @@ def publish(
     headers = _headers(options["headers"])
     if body is not None:
         if path is not None or options["form"] or options["key_field"] or options["id_field"]:
-            raise click.UsageError("BODY is one message: it goes with no --file, lines or fields.")
+            raise click.UsageError("Leave out BODY, or --file and the options for lines.")
         message = NewMessage(
             body if options["text"] else _json_or_text(body),
             options["key"],
@@ -108,12 +108,14 @@ def publish(
         _publish_one(target, queue, message, options["timeout"], as_json)
         return
     if options["name"] is not None or options["text"]:
-        raise click.UsageError("--id and --text go with a BODY.")
+        raise click.UsageError("--id and --text need a BODY.")
     is_json = options["form"] == "json" or bool(options["key_field"] or options["id_field"])
     if is_json and options["form"] == "lines":
-        raise click.UsageError("--key-field and --id-field read JSON: use --json-lines.")
+        raise click.UsageError(
+            "--key-field and --id-field need JSON. Give --json-lines, not --lines."
+        )
     if options["key"] is not None and options["key_field"] is not None:
-        raise click.UsageError("--key or --key-field, not both.")
+        raise click.UsageError("Give --key or --key-field, not both.")
     maker = Maker(
         as_json=is_json,
         key=options["key"],
@@ -167,7 +169,7 @@ def _publish_one(
     if as_json:
         click.echo(to_json(receipt))
         return
-    again = ", where an earlier one had put it" if receipt.duplicate else ""
+    again = ", where an earlier publish had put it" if receipt.duplicate else ""
     click.echo(
         f"Stored at offset {receipt.offset} of partition {receipt.partition}{again}; durability "
         f"{receipt.durability.level}, {plural(receipt.durability.copies, 'copy')}."
@@ -185,7 +187,7 @@ def _publish_lines(
     as_json: bool,
 ) -> None:
     if path is None and sys.stdin.isatty():
-        click.echo("tocsin: each line is a message; Ctrl-D ends.", err=True)
+        click.echo("tocsin: each line that you type is a message. Ctrl-D ends.", err=True)
     descriptor = os.open(path, os.O_RDONLY) if path is not None else sys.stdin.fileno()
     progress = Progress(sys.stderr, total=os.path.getsize(path) if path is not None else None)
     started = time.monotonic()
@@ -229,7 +231,7 @@ def _report(stream: "_Stream", elapsed_s: float, as_json: bool) -> None:
     rate = stream.published / elapsed_s if elapsed_s > 0 else 0.0
     text = f"Published {plural(stream.published, 'message')} in {format_duration(elapsed_s)}"
     if stream.duplicates:
-        text += f", of which {stream.duplicates:,} were there already"
+        text += f", of which {stream.duplicates:,} were stored already"
     click.echo(f"{text} ({rate:,.0f}/s).")
     if stream.deferred:
         click.echo(f"tocsin: {_deferred(stream.deferred)}", err=True)
@@ -286,16 +288,15 @@ class _Stream:
         """Return a sentence about the lines that failed."""
         if self._skip:
             return f"{plural(self.failed, 'line')} could not be published and were skipped."
-        return f"{self._first}. It stopped there; --on-error skip passes over such lines."
+        return f"{self._first}. It stopped there. --on-error skip goes on after such lines."
 
     def say_where_it_ended(self, source: str) -> None:
         """Print, on stderr, which lines are stored and which were not sent."""
-        after = f"tocsin: ended behind line {self.lines:,} of {source}; what follows was not sent."
+        after = f"tocsin: ended after line {self.lines:,} of {source}. Later lines were not sent."
         if self.unanswered:
             first, last = self.unanswered[0], self.unanswered[-1]
-            count = plural(len(self.unanswered), "line")
-            after += f" Of lines {first:,} to {last:,} there is no answer for {count}: "
-            after += "they may be stored."
+            after += f" Of lines {first:,} to {last:,}, {len(self.unanswered):,} got no answer and "
+            after += "may be stored."
         click.echo(after, err=True)
 
     async def run(self, client: Client, descriptor: int) -> None:

@@ -12,13 +12,13 @@ from tocsin.cli.printing import json_line, text_line
 @click.command()
 @click.argument("queue")
 @click.argument("group")
-@click.option("-n", "--messages-max", default=10, show_default=True, help="At most so many.")
+@click.option("-n", "--messages-max", default=10, show_default=True, help="At most this many.")
 @click.option(
     "--wait",
     type=duration,
     default="0s",
     show_default=True,
-    help="Wait so long for the first one; at most 30s.",
+    help="How long to wait for the first one; at most 30s.",
 )
 @click.option("--ack", is_flag=True, help="Settle them once they are printed.")
 @json_option
@@ -37,7 +37,7 @@ def pull(
 ) -> None:
     """Take messages of QUEUE for GROUP over HTTP, and print them.
 
-    Without --ack they come again when their lease is over, unless somebody settles them by the
+    Without --ack they are delivered again when their lease ends, unless they are settled with the
     receipts that --json prints.
 
     \b
@@ -65,6 +65,8 @@ def pull(
 
     count, stale = run(work(), ends_with_output=True)
     if not count:
-        click.echo("Nothing came.", err=True)
+        click.echo("No messages.", err=True)
     if stale:
-        raise click.ClickException(f"{plural(stale, 'message')} had expired before the ack.")
+        raise click.ClickException(
+            f"The leases of {plural(stale, 'message')} ended before the ack."
+        )

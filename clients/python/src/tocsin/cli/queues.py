@@ -75,24 +75,34 @@ class Setting(NamedTuple):
 NOT_SHOWN: Final = "-"
 """A figure that the caller's rights do not show."""
 QUEUE_SETTINGS: Final = (
-    Setting("partitions", int, "How many ordered logs; fixed at creation. [16]"),
-    Setting("retention_s", duration, "Keep messages so long after every group is done. [0]"),
-    Setting("message_ttl_s", duration, "Give a message out no longer than this. [no limit]", True),
-    Setting("lease_s", duration, "A delivery is one consumer's for so long. [30s]"),
-    Setting("lease_total_s", duration, "The same with all extends. [1h]"),
-    Setting("attempts_max", int, "Attempts before a message counts as exhausted; 0: no end. [5]"),
-    Setting("on_exhausted", click.Choice(["dead_letter", "park"]), "Then what. [dead_letter]"),
-    Setting("dead_letter_queue", str, "Where dead letters go. [NAME.dead-letters]", True),
-    Setting("backoff_s", duration, "Wait before the second attempt; then doubling. [1s]"),
-    Setting("backoff_max_s", duration, "Wait at most so long. [1m]"),
-    Setting("message_bytes_max", int, "The largest message. [262144]"),
+    Setting("partitions", int, "The number of ordered logs; fixed at creation. [16]"),
+    Setting("retention_s", duration, "Keep messages this long after all groups settle them. [0]"),
+    Setting("message_ttl_s", duration, "Deliver a message only up to this age. [no limit]", True),
+    Setting("lease_s", duration, "How long a consumer holds a delivery. [30s]"),
+    Setting("lease_total_s", duration, "The same, with all extends. [1h]"),
+    Setting("attempts_max", int, "Attempts at a message; 0: no limit. [5]"),
+    Setting(
+        "on_exhausted",
+        click.Choice(["dead_letter", "park"]),
+        "What to do after the last attempt. [dead_letter]",
+    ),
+    Setting("dead_letter_queue", str, "The queue for dead letters. [NAME.dead-letters]", True),
+    Setting("backoff_s", duration, "Wait before the second attempt; it doubles then. [1s]"),
+    Setting("backoff_max_s", duration, "Longest wait between attempts. [1m]"),
+    Setting("message_bytes_max", int, "The largest message, in bytes. [262144]"),
     Setting("messages_max", int, "Messages in the whole queue, see above; 0: no bound. [0]"),
     Setting("bytes_max", int, "Bytes in the whole queue, see above; 0: no bound. [0]"),
-    Setting("overflow", click.Choice(["reject", "dead_letter"]), "Beyond them. [reject]"),
-    Setting("dedup_window_s", duration, "Remember the ids of messages for so long. [5m]"),
-    Setting("durability", click.Choice(["local", "quorum", "all"]), "Of a receipt. [all]"),
-    Setting("publish_messages_per_s", float, "Of all publishers together. [no limit]", True),
-    Setting("publish_bytes_per_s", float, "Of all publishers together. [no limit]", True),
+    Setting(
+        "overflow",
+        click.Choice(["reject", "dead_letter"]),
+        "What to do with messages beyond these bounds. [reject]",
+    ),
+    Setting("dedup_window_s", duration, "Remember ids of messages for this long. [5m]"),
+    Setting(
+        "durability", click.Choice(["local", "quorum", "all"]), "What a receipt promises. [all]"
+    ),
+    Setting("publish_messages_per_s", float, "For all publishers together. [no limit]", True),
+    Setting("publish_bytes_per_s", float, "For all publishers together. [no limit]", True),
 )
 
 
@@ -124,8 +134,12 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
 def create_or_explain(
     what: str, command: str, settings: Sequence[Setting], create: Callable[[], T]
 ) -> T:
-    """Return the result of `create`. If the object exists with other settings, raises a sentence
-    for each of these, and for how to change them with `command`."""
+    """Return the result of `create`.
+
+    Raises:
+        click.ClickException: the object exists with other settings. The text names each of these
+            settings, and the `command` that changes them.
+    """
     try:
         return create()
     except SettingsDiffer as error:
@@ -138,7 +152,7 @@ def create_or_explain(
         if fixed:
             advice += f" {', '.join(fixed)} cannot change."
         raise click.ClickException(
-            f"{what} is there with other settings, and was not changed:\n"
+            f"{what} exists with other settings, and was not changed:\n"
             + "\n".join([*lines, advice])
         ) from None
 
@@ -154,15 +168,15 @@ def act_or_ask(
     target: Target,
     *,
     yes: bool,
-    does: str = "changes",
+    does: str = "",
     left: str = "was not changed",
     update: Callable[[Http, int | None], Coroutine[Any, Any, T]],
 ) -> T:
     """Carry out `update` on `what`, a kind and a name.
 
     If it would delete messages, asks for permission; without a terminal, refuses. The second
-    argument of `update` is the number of messages that it may delete. `does` says what it does, and
-    `left` what becomes of `what` if nothing is done.
+    argument of `update` is the number of messages that it may delete. `does` is the question's
+    text; empty: "changes" and `what`. `left` is the text of a refusal.
     """
 
     async def work(deletes_max: int | None) -> T:
@@ -177,14 +191,15 @@ def act_or_ask(
             goes = removal(error.deleted, error.dead_lettered, is_done=False)
             if not sys.stdin.isatty():
                 raise click.ClickException(
-                    f"{what} {left}: {goes}. With --yes it is done."
+                    f"{what} {left}, because {goes}. Give --yes to do it."
                 ) from None
-            confirm(f"{does} {what} at {target.url}, by which {goes}", what.split()[1], yes=False)
+            act = does or f"changes {what[0].lower()}{what[1:]}"
+            confirm(f"{act} at {target.url}, and {goes}", what.split()[1], yes=False)
             deletes_max = error.messages
 
 
 def removal(deleted: int, dead_lettered: int, *, is_done: bool) -> str:
-    """Return what a change does, or would do, to messages, in words; empty if nothing."""
+    """Describe what a change does, or would do, to messages; empty if it does nothing."""
 
     def part(count: int, what: str) -> str:
         verb = ("is" if count == 1 else "are") if is_done else "would be"
@@ -197,7 +212,7 @@ def removal(deleted: int, dead_lettered: int, *, is_done: bool) -> str:
 def print_changes(what: str, changed: ChangedQueue | ChangedGroup) -> None:
     """Print each setting that has changed, old and new."""
     if not changed["changes"]:
-        click.echo(f"{what} has these settings already: nothing was changed.")
+        click.echo(f"{what} has these settings already. Nothing was changed.")
         return
     rows = [(shown_name(one["name"]), *_both(one)) for one in changed["changes"]]
     print_table(rows, ("SETTING", "BEFORE", "NOW"))
@@ -228,7 +243,7 @@ _UNBOUND: Final = {"attempts_max": "no end", "messages_max": "no bound", "bytes_
 
 @click.group()
 def queue() -> None:
-    """Create queues, change them, look at them and into them, pause and purge them."""
+    """Create, change, show, pause and purge queues."""
 
 
 @queue.command("create")
@@ -240,13 +255,13 @@ def queue() -> None:
 def create(target: Target, /, name: str, as_json: bool, **settings: Any) -> None:
     """Create the queue NAME.
 
-    A queue that is there stays as it is; where it has another value than one that is given here,
-    nothing happens and the difference is shown. `tocsin queue set` changes settings. Deleting a
-    queue is `tocsin admin delete-queue`, on the broker's machine.
+    A queue that exists is not changed. If a setting that is given here differs from the queue's,
+    the command fails and shows the difference. `tocsin queue set` changes settings. To delete a
+    queue, use `tocsin admin delete-queue` on the broker's machine.
 
-    With --overflow reject, --messages-max and --bytes-max bound all that the queue retains. With
-    dead_letter they bound what each group has not settled; what --retention keeps of settled
-    messages, and a queue without a group, are bounded by retention alone.
+    With --overflow reject, --messages-max and --bytes-max bound all messages that the queue
+    retains. With dead_letter they bound the unsettled messages of each group. Retention alone then
+    bounds settled messages, and a queue without a group.
 
     \b
     Examples:
@@ -266,7 +281,7 @@ def create(target: Target, /, name: str, as_json: bool, **settings: Any) -> None
     elif made["created"]:
         click.echo(f"Queue {name} is created, with {_partitions(made)}.")
     else:
-        click.echo(f"Queue {name} is there already, with {_partitions(made)}: it stays as it is.")
+        click.echo(f"Queue {name} exists already, with {_partitions(made)}, and was not changed.")
 
 
 @queue.command("set")
@@ -277,10 +292,10 @@ def create(target: Target, /, name: str, as_json: bool, **settings: Any) -> None
 @target_options
 @pass_target
 def set_queue(target: Target, /, name: str, yes: bool, as_json: bool, **settings: Any) -> None:
-    """Change settings of the queue NAME: those that are given; the others stay.
+    """Change the given settings of the queue NAME.
 
-    A change that deletes messages, or moves them to the dead letters, says how many before, and
-    asks. `none` takes a value back. What concerns deliveries counts for a partition from its next
+    `none` clears a setting. If a change would delete messages or move them to the dead letters, the
+    command says how many, and asks. A setting of deliveries applies to a partition from its next
     owner on.
 
     \b
@@ -292,7 +307,7 @@ def set_queue(target: Target, /, name: str, yes: bool, as_json: bool, **settings
     change = given(settings)
     if not change:
         raise click.UsageError(
-            f"Say what changes, like --retention 7d; `tocsin queue show {name}` shows what is."
+            f"Give a setting to change, like --retention 7d. `tocsin queue show {name}` shows all."
         )
     changed = act_or_ask(
         f"Queue {name}",
@@ -311,7 +326,7 @@ def set_queue(target: Target, /, name: str, yes: bool, as_json: bool, **settings
 @target_options
 @pass_target
 def list_queues(target: Target, as_json: bool) -> None:
-    """List the queues: messages retained, groups, and how far the slowest of them is behind."""
+    """List the queues with their messages, groups, and the largest lag of a group."""
 
     async def work() -> list[QueueDescription]:
         async with target.http() as http:
@@ -323,7 +338,7 @@ def list_queues(target: Target, as_json: bool) -> None:
             click.echo(to_json(found))
         return
     if not queues:
-        click.echo("There are no queues. `tocsin queue create NAME` makes one.")
+        click.echo("There are no queues. `tocsin queue create NAME` creates one.")
         return
     rows = [
         (
@@ -346,7 +361,7 @@ def list_queues(target: Target, as_json: bool) -> None:
 @target_options
 @pass_target
 def show(target: Target, name: str, as_json: bool) -> None:
-    """Show the queue NAME: its settings, what it holds, and where its groups stand."""
+    """Show the queue NAME: its settings, messages and groups."""
 
     async def work() -> QueueDescription:
         async with target.http() as http:
@@ -367,13 +382,13 @@ def show(target: Target, name: str, as_json: bool) -> None:
         click.echo()
         print_groups(found["groups"], name)
     else:
-        click.echo("Its groups are shown to who may consume, manage or observe it.")
+        click.echo("To see its groups, use a token that may consume, manage or observe it.")
 
 
 def print_groups(groups: list[GroupFigures], queue: str) -> None:
     """Print groups with their lag."""
     if not groups:
-        click.echo(f"No groups. `tocsin consume {queue} --group NAME` makes one.")
+        click.echo(f"No groups. `tocsin consume {queue} --group NAME` creates one.")
         return
     rows = [
         (one["name"], one["lag"], one.get("consumers", 0), one.get("keys_parked", 0))
@@ -394,7 +409,7 @@ def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
 def _paused(found: QueueDescription) -> dict[str, object]:
     if not found.get("paused"):
         return {}
-    return {"paused": f"nothing is given out; `tocsin queue resume {found['name']}` goes on"}
+    return {"paused": f"no deliveries until `tocsin queue resume {found['name']}`"}
 
 
 def _partitions(found: QueueDescription) -> str:

@@ -34,14 +34,14 @@ BODY_SHOWN: Final = 60
 @target_options
 @pass_target
 def pause(target: Target, name: str, as_json: bool) -> None:
-    """Give nothing of the queue NAME out, to any group, until it is resumed.
+    """Stop deliveries from the queue NAME to all groups until it is resumed.
 
-    Durable when this returns: a restart of the broker does not end it. What consumers have may be
-    settled; what returns waits. Publishing goes on, and so do readers.
+    A restart of the broker does not end the pause. Consumers may settle the messages that they
+    have. Returned messages wait. Publishers and readers go on.
 
     \b
     Examples:
-      tocsin queue pause orders        while what the workers talk to is repaired
+      tocsin queue pause orders
       tocsin queue resume orders
     """
     _pause(target, name, as_json, paused=True)
@@ -53,7 +53,7 @@ def pause(target: Target, name: str, as_json: bool) -> None:
 @target_options
 @pass_target
 def resume(target: Target, name: str, as_json: bool) -> None:
-    """End a pause of the queue NAME: what waited is given out, in order.
+    """End a pause of the queue NAME. Waiting messages are delivered in order.
 
     \b
     Examples:
@@ -71,24 +71,26 @@ def _pause(target: Target, name: str, as_json: bool, *, paused: bool) -> None:
     if as_json:
         click.echo(to_json(found))
     elif paused:
-        click.echo(f"Queue {name} is paused. `tocsin queue resume {name}` goes on.")
+        click.echo(f"Queue {name} is paused. `tocsin queue resume {name}` resumes it.")
     else:
-        click.echo(f"Queue {name} gives out its messages.")
+        click.echo(f"Queue {name} is not paused and delivers its messages.")
 
 
 @click.command("purge")
 @click.argument("name")
-@click.option("--group", metavar="GROUP", help="Only for this group; the others keep theirs.")
+@click.option(
+    "--group", metavar="GROUP", help="Purge for this group only; others keep their messages."
+)
 @yes_option
 @json_option
 @target_options
 @pass_target
 def purge(target: Target, name: str, group: str | None, yes: bool, as_json: bool) -> None:
-    """Drop what stands in the queue NAME at this moment, for good.
+    """Delete all messages that are now in the queue NAME.
 
-    With --group, what that group has not settled counts as settled, in flight or not: it goes on
-    with what is published from now on. Without, that is so for every group, and readers do not
-    see any of it either; the disk gets its space back in the next minutes.
+    With --group, every message of that group counts as settled, in flight or not. The group goes on
+    with messages that are published from now on. Without --group, this is done for every group, and
+    readers do not get the messages either. Their disk space is free within minutes.
 
     \b
     Examples:
@@ -97,7 +99,7 @@ def purge(target: Target, name: str, group: str | None, yes: bool, as_json: bool
     """
     if not yes:
         drops = run(_would_purge(target, name, group))
-        confirm(f"drops {drops}, at {target.url}", name, yes=False)
+        confirm(f"deletes {drops}, at {target.url}", name, yes=False)
 
     async def work() -> int:
         async with target.http() as http:
@@ -107,42 +109,47 @@ def purge(target: Target, name: str, group: str | None, yes: bool, as_json: bool
     if as_json:
         click.echo(to_json({"messages": count}))
     else:
-        click.echo(f"Dropped {plural(count, 'message')} of {name} at {target.url}.")
+        click.echo(f"Deleted {plural(count, 'message')} of {name} at {target.url}.")
 
 
 async def _would_purge(target: Target, name: str, group: str | None) -> str:
     async with target.http() as http:
         if group is not None:
             count = plural((await http.group(name, group))["lag"], "message")
-            return f"what the group {group} has not settled in {name}, {count}"
+            return f"all that the group {group} has not settled in {name}, {count}"
         found = await http.queue(name)
         count = f", {plural(found['depth'], 'message')}" if "depth" in found else ""
-        return f"everything in {name}{count}"
+        return f"all messages in {name}{count}"
 
 
 @click.command("peek")
 @click.argument("name")
-@click.option("--group", metavar="GROUP", help="What it has not settled, and what that waits for.")
+@click.option("--group", metavar="GROUP", help="Only its unsettled messages, with their state.")
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this partition.")
 @click.option(
     "--offset",
     type=click.IntRange(0),
     metavar="N",
-    help="From here on in --partition, or in the partition of --key.",
+    help="Begin here in --partition, or in the partition of --key.",
 )
 @click.option("--key", metavar="KEY", help="Only messages of this key.")
 @click.option(
-    "-n", "--limit", type=click.IntRange(1), default=10, show_default=True, help="At most so many."
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="At most this many.",
 )
 @json_option
 @target_options
 @pass_target
 def peek(target: Target, /, name: str, as_json: bool, **which: Any) -> None:
-    """Show messages of the queue NAME as they stand there, and take them from nobody.
+    """Show messages of the queue NAME without taking them from a consumer.
 
-    With --group, a message is `ready` (it waits for its turn, a consumer, or credit), `in_flight`,
-    `waiting` (for its retry, or behind an earlier one of its key), `parked`, or `dying` (on its
-    way to the dead letters).
+    With --group, a message has a state. `ready` waits for its turn, a consumer, or credit.
+    `waiting` waits for its retry, or for an earlier message of its key. `dying` is on its way to
+    the dead letters. The others are `in_flight` and `parked`.
 
     \b
     Examples:
@@ -152,7 +159,9 @@ def peek(target: Target, /, name: str, as_json: bool, **which: Any) -> None:
       tocsin queue peek orders --partition 4 --offset 121 -n 1
     """
     if which["offset"] is not None and which["partition"] is None and which["key"] is None:
-        raise click.UsageError("An offset is one of a partition: give --partition or --key, too.")
+        raise click.UsageError(
+            "--offset needs --partition or --key, because it belongs to one partition."
+        )
 
     async def work() -> list[PeekedMessage]:
         async with target.http() as http:
@@ -164,7 +173,7 @@ def peek(target: Target, /, name: str, as_json: bool, **which: Any) -> None:
             sys.stdout.buffer.write(json_line(message, _standing(message)))
         return
     if not found:
-        click.echo("Nothing stands there.")
+        click.echo("No messages.")
         return
     heads = ["PARTITION", "OFFSET", "PUBLISHED", "KEY"]
     if which["group"] is not None:

@@ -137,7 +137,9 @@ class Applied:
         """
         log, offset = message.log, message.offset
         if not log:
-            raise ValueError("a pulled message does not say its log: subscribe to its group")
+            raise ValueError(
+                "a pulled message does not name its log; subscribe to its group instead"
+            )
         place = (self.group, log)
         if not self._find(cursor, _SHARE, place, self._dialect.share_lock):
             self._run(cursor, _NEW_LOG, place)

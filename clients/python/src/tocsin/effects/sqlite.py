@@ -116,7 +116,7 @@ class SqliteEffects:
     async def _take_turn(self) -> None:
         task = asyncio.current_task()
         if task is not None and self._holder is task:
-            raise RuntimeError("a transaction is open in this task: leave its block first")
+            raise RuntimeError("a transaction is open in this task; leave its block first")
         await self._turn.acquire()
         self._holder = task
 
@@ -133,7 +133,9 @@ class SqliteEffects:
         try:
             if not failed:
                 if not self._connection.in_transaction:
-                    raise RuntimeError("the block has ended the transaction: leave that to `once`")
+                    raise RuntimeError(
+                        "the block must not commit or roll back; `once` does that when it ends"
+                    )
                 for log in self.applied.due():
                     self.applied.compact(self._connection.cursor(), log)
                 self._connection.execute("COMMIT")

@@ -76,7 +76,7 @@ class _Handshake:
         try:
             frames = wire.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._refused(NotABroker(f"what answers does not talk tocsin.v1: {error}"))
+            self._refused(NotABroker(f"the server does not speak tocsin.v1: {error}"))
             return
         for frame in frames:
             if isinstance(frame, wire.Welcome):
@@ -273,7 +273,7 @@ class Connector:
             except (OSError, CannotConnect):
                 self._transport_choice.on_failure("long-poll", reached=True)
                 raise error from None
-            logger.warning("no WebSocket gets through to %s: long poll it is", self._url)
+            logger.warning("no WebSocket gets through to %s: using long poll", self._url)
 
     async def _attempt(self, transport: Transport, token: str | None) -> None:
         """Open the session over this transport, or raise.

@@ -208,8 +208,7 @@ class LongPoll:
             if batch.session != first.session or batch.batch not in (after, after + 1):
                 raise NotABroker(
                     f"batch {batch.batch} of {batch.session!r} answers a poll of "
-                    f"{first.session!r} after {after}: something between here and the broker "
-                    "mixes answers up"
+                    f"{first.session!r} after {after}; a proxy on the way mixes answers up"
                 )
             if batch.batch != after:
                 after = batch.batch
@@ -233,7 +232,7 @@ class LongPoll:
         try:
             return _BATCH.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise NotABroker(f"what answers is not a Tocsin broker: {error}") from None
+            raise NotABroker(f"the server is not a Tocsin broker: {error}") from None
 
     async def _request_repeatedly(self, method: str, path: str, content: bytes | None) -> bytes:
         """Request until an answer comes, or requests have failed for PATIENCE_S.

@@ -20,7 +20,7 @@ BUSY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 TIMEOUT_S: Final = 30.0
 """The time limit of an answer, in seconds; a pull adds its `wait_s`."""
 _TOKEN: Final = re.compile(r"[!-~]+")
-_NO_TOKEN: Final = "{} is no token: a word of printable ASCII, without blanks or the end of a line"
+_NO_TOKEN: Final = "{} is no token; a token is printable ASCII without blanks or line ends"
 
 
 class _Problem(msgspec.Struct):
@@ -42,14 +42,14 @@ def checked_url(url: str) -> str:
         ValueError: the text is no such URL, and why.
     """
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"the URL of a broker begins with http:// or https://, not {url!r}")
+        raise ValueError(f"the URL of a broker must begin with http:// or https://, unlike {url!r}")
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError as error:
         raise ValueError(f"{url!r} is no URL of a broker: {error}") from None
     if not has_host or parts.query or parts.fragment:
-        raise ValueError(f"the URL of a broker is like http://127.0.0.1:8080, not {url!r}")
+        raise ValueError(f"the URL of a broker must be like http://127.0.0.1:8080, not {url!r}")
     return url.rstrip("/")
 
 
@@ -102,11 +102,11 @@ async def fresh_token(token: Token) -> str | None:
         found = token()
         text = await found if isawaitable(found) else found
     except Exception as error:
-        raise NoToken(f"the function that is to return a token has failed: {error!r}") from error
+        raise NoToken(f"the function for the token has failed: {error!r}") from error
     if not isinstance(text, str):
-        raise NoToken(f"the function that is to return a token has returned {text!r}")
+        raise NoToken(f"the function for the token has returned {text!r}, which is no text")
     if not _TOKEN.fullmatch(text):
-        raise NoToken(_NO_TOKEN.format("what the function for the token returned"))
+        raise NoToken(_NO_TOKEN.format("the text from the function for the token"))
     return text
 
 
@@ -131,7 +131,7 @@ def refusal_of(status: int, content: bytes) -> BrokerError | CannotConnect:
         )
     if status == 401:
         return broker_error("unauthorized", "the broker does not accept the token")
-    what = f"what answers is not a Tocsin broker: HTTP status {status}"
+    what = f"the server is not a Tocsin broker: HTTP status {status}"
     return CannotConnect(what) if status in BUSY_STATUSES else NotABroker(what)
 
 
@@ -144,4 +144,4 @@ def object_of(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise CannotConnect(f"what answers is not a Tocsin broker: {error}") from None
+        raise CannotConnect(f"the server is not a Tocsin broker: {error}") from None

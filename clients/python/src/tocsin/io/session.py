@@ -326,7 +326,7 @@ class Session:
         silent_s, share_s = now - carrier.received_at, heartbeat_s * SILENT_SHARE
         is_busy = now < carrier.patient_until
         if silent_s >= heartbeat_s and not is_busy:
-            logger.info("nothing was heard over %s for %.1f s", carrier.transport, silent_s)
+            logger.info("nothing was received over %s for %.1f s", carrier.transport, silent_s)
             carrier.abort()
             return
         if silent_s >= share_s:

@@ -13,8 +13,7 @@ from ssl import SSLContext
 from typing import Final
 
 _HINTS: Final = {
-    "CERTIFICATE_VERIFY_FAILED": "; where its authority is a private one, name the authority's "
-    "file in TOCSIN_CA_FILE",
+    "CERTIFICATE_VERIFY_FAILED": "; for a private authority, name its file in TOCSIN_CA_FILE",
     "WRONG_VERSION_NUMBER": "; perhaps it speaks http:// there, not https://",
 }
 
@@ -30,7 +29,7 @@ def tls_context(url: str, given: SSLContext | None) -> SSLContext | None:
     """
     if not url.startswith("https:"):
         if given is not None:
-            raise ValueError(f"ssl is for https://, and the URL is {url!r}")
+            raise ValueError(f"ssl needs an https:// URL, not {url!r}")
         return None
     if given is not None:
         return given

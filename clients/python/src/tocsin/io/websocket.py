@@ -205,7 +205,7 @@ def _refusal(error: Exception) -> Exception:
             return NotABroker(f"no WebSocket gets through to the broker: {found.detail}")
         return found
     if isinstance(error, InvalidHandshake):
-        return NotABroker(f"what answers is not a Tocsin broker: {error}")
+        return NotABroker(f"the server is not a Tocsin broker: {error}")
     return error
 
 

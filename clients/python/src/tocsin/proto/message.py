@@ -257,7 +257,7 @@ class Message(Content):
         """
         # Checked here, because the broker would refuse all frames that travel with it.
         if delay_s is not None and not (_is_number(delay_s) and 0 <= delay_s <= DELAY_S_MAX):
-            detail = f"delay_s is between 0 and {DELAY_S_MAX:g} seconds, not {delay_s!r}"
+            detail = f"delay_s must be between 0 and {DELAY_S_MAX:g} seconds, not {delay_s!r}"
             raise InvalidRequest("invalid_request", detail)
         _check_reason(reason)
         if confirm:
@@ -296,7 +296,7 @@ class Message(Content):
             InvalidRequest: `lease_s` is not above 0 and at most 43,200 seconds.
         """
         if lease_s is not None and not (_is_number(lease_s) and 0 < lease_s <= LEASE_S_MAX):
-            detail = f"lease_s is above 0 and at most {LEASE_S_MAX:g} seconds, not {lease_s!r}"
+            detail = f"lease_s must be above 0 and at most {LEASE_S_MAX:g} seconds, not {lease_s!r}"
             raise InvalidRequest("invalid_request", detail)
         await self.held.settler.extend(self, lease_s)
 
@@ -309,12 +309,14 @@ def _check_reason(reason: str | None) -> None:
     if reason is None:
         return
     if not isinstance(reason, str):
-        detail = f"reason is a text, not {reason!r}"
+        detail = f"reason must be a text, not {reason!r}"
         raise InvalidRequest("invalid_request", detail)
     if len(reason) > REASON_CHARS_MAX:
-        detail = f"reason has at most {REASON_CHARS_MAX} characters, not {len(reason)}"
+        detail = f"reason may have at most {REASON_CHARS_MAX} characters, not {len(reason)}"
         raise InvalidRequest("invalid_request", detail)
     try:
         reason.encode()
     except UnicodeEncodeError:  # it would spoil everything in the same WebSocket message
-        raise InvalidRequest("invalid_request", "reason is no text: a lone surrogate") from None
+        raise InvalidRequest(
+            "invalid_request", "reason is no text, because it holds a lone surrogate"
+        ) from None

@@ -22,7 +22,7 @@ _PLAIN: Final = frozenset({str, int, bool, type(None)})
 _BYTES: Final = (bytes, bytearray, memoryview)
 _TEXTS: Final = (date, datetime, time, timedelta, Decimal, UUID, msgspec.Raw)
 Loss = tuple[str, list[object]]
-"""The loss, and the path to it, its last step first."""
+"""The lost value in words, and the steps to it from the last one back."""
 
 
 class NewMessage(msgspec.Struct):
@@ -110,21 +110,21 @@ def _check(message: NewMessage) -> None:
     frame."""
     key = message.key
     if key is not None and (key.__class__ is not str or not key):
-        raise InvalidRequest("invalid_message", "a key is a text of at least one character")
+        raise InvalidRequest("invalid_message", "key must be a text of at least one character")
     if not isinstance(message.id, str | None):
-        raise InvalidRequest("invalid_message", "id is a text")
+        raise InvalidRequest("invalid_message", "id must be a text")
     if not isinstance(message.content_type, str | None):
-        raise InvalidRequest("invalid_message", "content_type is a text")
+        raise InvalidRequest("invalid_message", "content_type must be a text")
     if message.ttl_s is not None and not (
         isinstance(message.ttl_s, int | float) and 0 < message.ttl_s < 1e12
     ):
-        raise InvalidRequest("invalid_message", "ttl_s is a number of seconds above 0")
+        raise InvalidRequest("invalid_message", "ttl_s must be a number of seconds above 0")
     if not isinstance(message.sent_unix_ms, int | None):
-        raise InvalidRequest("invalid_message", "sent_unix_ms is a whole number")
+        raise InvalidRequest("invalid_message", "sent_unix_ms must be a whole number")
     if message.headers is not None and not all(
         isinstance(name, str) and isinstance(text, str) for name, text in message.headers.items()
     ):
-        raise InvalidRequest("invalid_message", "headers map text to text")
+        raise InvalidRequest("invalid_message", "headers must map texts to texts")
 
 
 # --- what JSON would lose -----------------------------------------------------------------------
@@ -154,11 +154,11 @@ def _loss(value: Any) -> Loss | None:
     if isinstance(value, list | tuple):
         return _loss_in_list(value)
     if isinstance(value, set | frozenset):
-        return "a set has no order and no JSON form: make a list of it", []
+        return "a set has no order and no JSON form; make a list of it", []
     if isinstance(value, Decimal) and not value.is_finite():
         return f"{value!r} has no JSON form", []
     if isinstance(value, _BYTES):
-        return "bytes inside a JSON value: let them be the whole body, or write them as text", []
+        return "bytes inside a JSON value have no JSON form; write them as text", []
     if isinstance(value, _TEXTS):
         return None
     try:

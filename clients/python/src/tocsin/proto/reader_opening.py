@@ -19,7 +19,7 @@ Where = tuple[Literal["earliest", "latest"] | wire.StartAt | None, wire.Position
 """A start or a position, of which exactly one is set."""
 
 _ADVICE: Final = (
-    "; open the reader anew with a `start`, or let its `on_unknown` say whether to go on at the "
+    "; open the reader again with a `start`, or set its `on_unknown` to continue at the "
     "earliest or the latest message"
 )
 _KINDS: Final[dict[str, Literal["resumed", "gap", "unknown"]]] = {
@@ -123,7 +123,7 @@ def _choice(on_unknown: OnUnknown, error: PositionUnknown) -> GoOn:
     try:
         choice = on_unknown(error)
         if choice not in ("earliest", "latest"):
-            raise ValueError(f"on_unknown returns 'earliest' or 'latest', not {choice!r}")
+            raise ValueError(f"on_unknown must return 'earliest' or 'latest', not {choice!r}")
     except TocsinError:
         raise
     except Exception as cause:
