@@ -134,7 +134,8 @@ function choiceOf(onUnknown, error) {
     throw error;
   }
   if (choice === "earliest" || choice === "latest") return choice;
-  error.cause = new TypeError(`onUnknown must return "earliest" or "latest", not ${choice}`);
+  const found = String(choice);
+  error.cause = new TypeError(`onUnknown must return "earliest" or "latest", not ${found}`);
   throw error;
 }
 
