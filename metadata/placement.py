@@ -73,7 +73,7 @@ def place(
     usable = [one for one in candidates if one.state == "well"]
     usable = usable or [one for one in candidates if one.state == "hot"]
     if not usable:
-        raise Refused("storage_unavailable", "no storage cluster that could take the queue answers")
+        raise Refused("storage_unavailable", "no storage cluster answers, so none takes the queue")
     order = _order(queue_id, usable)
     if is_bounded:
         return (order[0].name,)

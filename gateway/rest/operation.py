@@ -132,7 +132,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Its operationId."""
+        """The operationId."""
         return self.handler.__name__
 
 

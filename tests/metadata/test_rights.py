@@ -106,7 +106,7 @@ def test_rights_add_up_and_nothing_else_is_allowed() -> None:
     for verb, queue in (("consume", "orders"), ("publish", "orders2"), ("read", "B")):
         with pytest.raises(Refused, match="forbidden"):
             rights.check(verb, queue)  # type: ignore[arg-type]
-    with pytest.raises(Refused, match="some keys only: name the keys"):
+    with pytest.raises(Refused, match="some keys only: name these keys"):
         rights.check_keys("read", "orders", None)
     with pytest.raises(Refused, match="'user-9' is none of them"):
         rights.check_keys("read", "orders", ["user-7", "user-9"])

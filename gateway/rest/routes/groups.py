@@ -64,7 +64,7 @@ class GroupDescription(msgspec.Struct, kw_only=True):
     """Publish time of the oldest message that it has not settled; null if it has settled all."""
     counters: GroupCounters
     partitions: list[GroupPartition]
-    """Its partitions, each with its owner and what it waits for."""
+    """The partitions, each with its owner and what it waits for."""
     members: list[str] | msgspec.UnsetType = msgspec.UNSET
     """The consumers at this gateway. Left out, with `absent` and each partition's `owner` and
     `member`, if the client's rights do not show them."""

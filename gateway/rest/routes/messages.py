@@ -67,8 +67,8 @@ class DurabilityMet(msgspec.Struct):
 
 
 class PublishAnswer(msgspec.Struct):
-    """One result per message, in order. The status is 200 even if some or all messages were
-    refused. `durability` is left out if none was stored."""
+    """The results of the messages, one for each, in order. The status is 200 even if some or all
+    messages were refused. `durability` is left out if none was stored."""
 
     results: list[PublishResult]
     durability: DurabilityMet | msgspec.UnsetType = msgspec.UNSET

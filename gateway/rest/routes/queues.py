@@ -85,7 +85,7 @@ class QueueDescription(msgspec.Struct, kw_only=True):
     paused: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether nothing is delivered to its groups; see `POST /v1/queues/{queue}/pause`."""
     settings: QueueSettings | msgspec.UnsetType = msgspec.UNSET
-    """Its settings; without `alerts` if the rights do not show them."""
+    """The settings; without `alerts` if the rights do not show them."""
     partitions: list[QueuePartition] | msgspec.UnsetType = msgspec.UNSET
     depth: int | msgspec.UnsetType = msgspec.UNSET
     """Number of messages that are retained."""
@@ -95,7 +95,7 @@ class QueueDescription(msgspec.Struct, kw_only=True):
     counters: QueueCounters | msgspec.UnsetType = msgspec.UNSET
     dead_letters: DeadLetterQueue | msgspec.UnsetType = msgspec.UNSET
     groups: list[QueueGroup] | msgspec.UnsetType = msgspec.UNSET
-    """Its groups, by name."""
+    """The groups, by name."""
 
 
 class ListedQueue(QueueDescription, kw_only=True):
