@@ -1,5 +1,5 @@
-"""Counters since this gateway began: of queues, the publishes; of groups, their tally; of caches,
-hits and misses.
+"""Counters since this gateway began: publishes of queues, tallies of groups, hits and misses of
+caches.
 
 Queues and groups are counted per record, push and range, never per message of the ordinary case.
 There are no rates: a reader takes the difference of two readings.
@@ -92,7 +92,7 @@ class Counters:
         self._on_forgotten: list[Callable[[str, PublishCounters | Tally], None]] = []
 
     def on_forgotten(self, listener: Callable[[str, PublishCounters | Tally], None]) -> None:
-        """Have this called with the id of a queue or group that was deleted, and its counters."""
+        """Call `listener` with the id of a deleted queue or group, and its counters."""
         self._on_forgotten.append(listener)
 
     def queue(self, queue_id: str) -> PublishCounters:

@@ -5,7 +5,7 @@ stop     on the first SIGTERM or SIGINT: be not ready for `drain_notice_s`, so t
          notice; then close the port, send sessions elsewhere, let work under way be settled, write
          the rest, exit 0, all within `drain_s` (P14)
 at once  on the second signal; and with exit code 70 when the storage says that it does not
-         know what its file holds (R31): starting anew from the file is the only safe way on
+         know what its file holds (R31), because only a new start from the file is safe then
 """
 
 import asyncio
@@ -224,7 +224,7 @@ class Server:
             logger.warning("the drain was not complete within %g s", deadline_s)
 
     async def stop(self) -> None:
-        """Answer what is under way, then write and close everything. Without `drain` before it
+        """Answer requests under way, then write and close everything. Without a `drain` before,
         nothing is lost either, but clients are cut off."""
         if self._watching is not None:
             self._watching.cancel()

@@ -7,8 +7,8 @@ posts a letter into the inbox of the (group, partition); B takes it out, decides
           ◀── post again: the verdicts ── answers ◀── answer, once they are durable ──┘
 
 An inbox is where the cursor is, so that letters and answers are compared with its epoch in the same
-act. Deciding stays with the owner: only it knows its leases and the key's gate. Asking again under
-the same id is always safe, and makes up for messages that are lost. A delivery is named by epoch,
+act. The owner alone decides, because only it knows its leases and the key's gate. Asking again
+under the same id is always safe, and makes up for lost messages. A delivery is named by epoch,
 push and offset, and one that is settled is settled again (R21). A parked key is named with the
 moment of its parking, so that no decision is about a later one.
 
@@ -161,10 +161,10 @@ class Inbox(Protocol):
         verdicts, one character for each delivery or key, if it has been answered; None: it waits.
 
         Raises:
-            Fenced: the place has a newer epoch than the letter's: what it names has ended.
-            Refused: overloaded: too much waits there, it was not put in; group_not_found: there is
-                no such place; storage_unavailable.
-            Unknown: it may be there.
+            Fenced: the place has a newer epoch than the letter's, so its deliveries have ended.
+            Refused: overloaded if too much waits there, and it was not put in; group_not_found if
+                there is no such place; storage_unavailable.
+            Unknown: it may have been put in.
         """
 
     async def letters(self, place: CursorPlace) -> list[tuple[str, bytes]]:

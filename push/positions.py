@@ -1,9 +1,9 @@
 """Readers' positions, and the truth about them (R26, P10).
 
-A position is the client's: per partition the next offset it wants, with the generation of the log
-in which that offset meant something. One of three things is true of each, and is said. It goes on
-where it was, or some of the wanted messages are no longer retained, or it belongs to another
-history than this one.
+A client keeps its position. That is the next offset that it wants of each partition, with the
+generation of the log in which that offset has a meaning. The client learns one of three things of
+each. Reading goes on where it was, or some of the wanted messages are no longer retained, or the
+position belongs to another history than this one.
 """
 
 from collections.abc import Iterable, Mapping

@@ -34,7 +34,7 @@ change, and a member that has left by then moves nothing."""
 
 
 class Member(PartitionOwner, Protocol):
-    """A consumer of the group: of a session, or the virtual one of the pulls."""
+    """A consumer of the group, which is that of a session or the virtual one of the pulls."""
 
     name: str
     slots: dict[int, OwnedPartition]
@@ -201,7 +201,7 @@ class GroupRuntime:
                 self.part.write_soon()  # it has left all the same
 
     async def catch_up(self) -> None:
-        """Return when nothing is served here that others may have taken over."""
+        """Wait until nothing is served here that others may have taken over."""
         while not self.closed and (self.members or self.slots):
             try:
                 await self.part.catch_up()

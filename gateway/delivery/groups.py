@@ -93,8 +93,8 @@ class Groups:
         return since + max(lingers.values()) > now
 
     async def row(self, group: Group, *, fresh: bool = False) -> Membership | None:
-        """Return the group's row, if other gateways may serve it too; None: they cannot. It may be
-        that of the last look here, unless it is to be `fresh`, to decide by."""
+        """Return the group's row if other gateways may serve it too; else None. It may be that of
+        the last look here. With `fresh` it is read anew, as decisions need."""
         if not self.presence.is_shared:
             return None
         runtime = self.runtimes.get(group.group_id)
@@ -208,7 +208,7 @@ class Groups:
     # --- The end ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Let all consumers leave; return when nothing is owned here and other gateways know that.
+        """Let all consumers leave. Returns when nothing is owned here and other gateways know that.
         The cursor writer writes the rest."""
         self.closed = True
         await asyncio.gather(*(runtime.close() for runtime in self.runtimes.values()))

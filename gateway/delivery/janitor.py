@@ -5,10 +5,10 @@ and now and then all of them, because retention passes without anything happenin
 
 **Abandoned groups** end when their settings say so (`expires_s`), and never else. A group is
 abandoned while it has no consumer. The time counts from when this process saw its last consumer
-leave, or saw first that there is none. So a restart gives the group its whole time again: it never
-ends too early. If several gateways may serve it, one of them deletes it, and the group's row must
-say that no consumer came meanwhile. The catalog holds the deletion to that row: a consumer that
-comes between the look and the act, however long that is, keeps the group.
+leave, or saw first that there is none. So a restart gives the group its whole time again, and it
+never ends too early. If several gateways may serve it, one of them deletes it, and the group's row
+must say that no consumer came meanwhile. The catalog deletes only while that row is unchanged. So a
+consumer that comes between the look and the act, however long that is, keeps the group.
 
 **Dead letters that have no owner.** A consumer leaves, or a gateway dies, between the decision that
 messages go to the dead letters and their arrival there. The next owner moves them. If none comes,
@@ -200,8 +200,8 @@ EVERY_S: Final = 1.0
 ALL_EVERY: Final = 60
 """Rounds between two looks at every partition."""
 ORPHANS_AT: Final = 5
-"""The round in which dead letters without an owner are looked for: soon after a start, but not
-before consumers are back."""
+"""The round in which dead letters without an owner are looked for. It is soon after a start, but
+not before consumers are back."""
 
 
 class Janitor:

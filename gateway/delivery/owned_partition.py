@@ -1,7 +1,8 @@
 """A partition of a group while a consumer of this gateway owns it.
 
-The shell around one `push.delivery.Delivery`: it hands in records, credit and time, and carries out
-the acts that the rules require: pushes, reads, cursor writes, dead letters. It holds no rule.
+This is the shell around one `push.delivery.Delivery`. It hands in records, credit and time, and
+carries out the acts that the rules require: pushes, reads, cursor writes, dead letters. It has no
+rule of its own.
 
 Callers that wait are answered from here: an `AckWaiter` when its settlements are durable, and
 `DecisionWaiters` when an operator's decision about a parked key is.
@@ -47,7 +48,7 @@ from runtime.loop.end_of_turn import Deadlines
 
 
 def delivery_settings(queue: Queue, group: Group, *, pulls: bool) -> DeliverySettings:
-    """Return the group's settings, and its queue's where the group has none."""
+    """Return the group's settings, and its queue's for those that the group does not have."""
     own, base = group.settings, queue.settings
 
     def pick(name: str) -> float:

@@ -4,9 +4,9 @@ PendingPublish   one publish, until each of its messages has an outcome
 Run              its messages that go to one partition; `cut` checks, routes and encodes each once
 OpenRecord       the runs of all publishes that go to one partition with the next commit
 
-`SendingOrders` keeps the order of a producer's messages: a message that this gateway refuses holds
-up what is behind it (R7), by the rule of `push.producer_order`, for each producer at each
-partition. The storage does the same for what it refuses.
+`SendingOrders` keeps the order of a producer's messages. A message that this gateway refuses holds
+up those behind it (R7), by the rule of `push.producer_order`, for each producer at each partition.
+The storage does the same for messages that it refuses.
 """
 
 import logging
@@ -31,22 +31,23 @@ from push.storage_port import Append, Appended, NotStored, Stored
 
 logger = logging.getLogger("tocsin.publisher")
 ROUTES_MAX: Final = 100_000
-"""Keys per queue whose hash and partition are remembered."""
+"""Number of keys per queue whose hash and partition are remembered."""
 ROUTES_IN_ALL_MAX: Final = 1_000_000
-"""And of all queues together: some 200 MB."""
+"""The same for all queues together, some 200 MB."""
 LEFT_OUT_MAX: Final = 5 * ROUTES_MAX
-"""Keys of a queue that were not remembered, before it begins anew."""
+"""Number of keys of a queue that found no room, after which its memory of keys begins anew."""
 ORDERS_MAX: Final = 10_000
-"""Sending orders of producers at partitions; beyond it those held up longest are forgotten."""
+"""Number of sending orders of producers at partitions. Beyond it those held up longest are
+forgotten."""
 SPREAD_RUN: Final = 256
-"""Number of consecutive sequences without a key that stay on one partition: few large records are
-cheaper than many small ones."""
+"""Number of consecutive sequences without a key that stay on one partition, because few large
+records are cheaper than many small ones."""
 
 Outcome = tuple[int, int] | tuple[int, int, bool] | TocsinError
-"""(partition, offset) where it is new, (partition, offset, True) where it was stored before, or why
-it is not stored: as a receipt has it."""
+"""Outcome of a message, as in a receipt: (partition, offset) if it is new, (partition, offset,
+True) if it was stored before, or the error for which it is not stored."""
 Context = tuple[bytes, int]
-"""(producer, resolved): of a publish with sequences."""
+"""(producer, resolved) of a publish with sequences."""
 NO_ANSWER: Final = Unknown("no answer yet")
 
 
@@ -97,21 +98,21 @@ class PendingPublish:
         self.on_answer: Callable[[PendingPublish], None] | None = on_answer
         """Called exactly once, on the loop, perhaps before `Publisher.submit` returns."""
         self.producer = producer
-        """16 bytes. A producer and a sequence go together."""
+        """The producer in 16 bytes, or None. It is set if there is a sequence."""
         self.sequence = sequence
-        """The first message's; the rest follow."""
+        """The sequence of the first message; those of the others follow."""
         self.resolved = resolved
-        """Everything below it was answered (R6)."""
+        """Sequence below which everything was answered (R6)."""
         self.is_checked = is_checked
-        """The messages were accepted once already and only move; no rule about a single message
+        """Whether the messages were accepted before and only move. No rule about a single message
         applies again."""
         self.names = names
-        """The name under which each message is remembered instead of its id: it is stored once,
-        whatever its id was remembered for (R8)."""
+        """Names under which the messages are remembered instead of their ids. A message is stored
+        once, whatever its id was remembered for (R8)."""
         self.keys = keys
-        """The keys that may be published to; a message of another key is refused alone (P11)."""
+        """The keys that may be published to. A message of another key is refused alone (P11)."""
         self.origin = origin
-        """The publish as the delivery log knows it; None: the log has nothing of it."""
+        """The publish as the delivery log knows it; None if the log has nothing of it."""
         self.outcomes: list[Outcome] = [NO_ANSWER] * len(messages)
         self.remaining = len(messages)
         """Number of messages without an outcome."""
@@ -125,15 +126,15 @@ class PendingPublish:
         self.bytes = 0
         """Size as JSON of the messages that went on to the storage."""
         self.is_plain = True
-        """Every message was stored, and is new."""
+        """Whether every message was stored and is new."""
 
     def fail(self, index: int, error: TocsinError) -> None:
-        """Set the outcome of a message that is not stored, or of which nobody knows."""
+        """Set the outcome of a message that is not stored, or whose fate is unknown."""
         self.outcomes[index] = error
         self.is_plain = False
 
     def fail_all(self, error: TocsinError) -> None:
-        """Set the outcome of every message: none is stored."""
+        """Set this outcome for every message, because none is stored."""
         self.outcomes = [error] * len(self.messages)
         self.is_plain = False
 
@@ -151,7 +152,7 @@ class PendingPublish:
                 counter.count_stored(1, len(encode_message(message)))
 
     def ids(self, index: int) -> str:
-        """Return the id of message `index`: the client's, or the one made of its place (R1)."""
+        """Return the id of message `index`, by the client or made of its place (R1)."""
         given = self.messages[index].id
         outcome = self.outcomes[index]
         if given is not None or isinstance(outcome, TocsinError):
@@ -241,7 +242,7 @@ class Route:
         key_count: KeyCount | None = None,
     ) -> None:
         self.hit_rate = hit_rate or HitRate()
-        """How often a key's place was remembered."""
+        """Rate of look-ups in which a key's place was remembered."""
         self.queue = queue
         self.counters = counters or PublishCounters()
         self.pending = Backlog()
@@ -259,7 +260,7 @@ class Route:
         self.spread = 0
 
     def place(self, key: str) -> tuple[int, int]:
-        """(partition, hash) of a key."""
+        """Return (partition, hash) of a key."""
         place = self.keys.get(key)
         if place is None:
             self._misses += 1
@@ -293,15 +294,15 @@ class Route:
         self.hit_rate.misses += misses
 
     def spread_place(self) -> int:
-        """Return the partition for a publish's messages without a key: one after the other, publish
-        by publish, because few large records are cheaper than many small ones."""
+        """Return the partition for all messages without a key of a publish; the next publish gets
+        the next one. Few large records are cheaper than many small ones."""
         self.spread = (self.spread + 1) % len(self.spread_members)
         return self.spread_members[self.spread]
 
     # enforces: P4
     def id_place(self, message_id: str) -> int:
-        """Return the partition of a message without a key, by its id: sent again, it goes to the
-        one that remembers it, whatever was sent in between (P4)."""
+        """Return the partition of a message without a key, by its id. Sent again, it goes to the
+        partition that remembers it, whatever was sent in between (P4)."""
         return self.ring.partition(self.hash(message_id))
 
     def sequence_place(self, producer: bytes, sequence: int) -> int:
@@ -312,15 +313,15 @@ class Route:
 
 
 class SendingOrders:
-    """The sending order of each producer at each partition, where something is held up (R7)."""
+    """The sending orders of producers at partitions where something is held up (R7)."""
 
     def __init__(self) -> None:
         self.held: dict[tuple[bytes, Partition], SendingOrder] = {}
-        """Empty as a rule; then nothing is to be checked."""
+        """Orders by producer and partition. Usually it is empty, and nothing needs a check."""
 
     def check(self, producer: bytes, partition: Partition, sequence: int, resolved: int) -> None:
-        """Check that a message may be stored. Raises Refused(out_of_sequence): one before it was
-        refused, and has not come again."""
+        """Check that a message may be stored. Raises Refused(out_of_sequence) if an earlier one was
+        refused and has not come again."""
         order = self.held.get((producer, partition))
         if order is None:
             return
@@ -333,7 +334,7 @@ class SendingOrders:
     def on_refused(
         self, producer: bytes, route: Route, key: str | None, sequence: int, error: TocsinError
     ) -> None:
-        """Hold up what comes behind a message that was refused here.
+        """Hold up the messages behind one that was refused here.
 
         A message without a key, or with a key that cannot be, has nothing behind it.
         """
@@ -341,7 +342,7 @@ class SendingOrders:
             self._hold(producer, route.partitions[route.place(key)[0]], sequence)
 
     def on_not_stored(self, partition: Partition, header: Header) -> None:
-        """Hold up what comes behind a record that was not stored, or nobody knows."""
+        """Hold up the messages behind a record that was not stored, or whose fate is unknown."""
         for index, sequence, hashed in zip(
             header.producer_indexes, header.sequences, header.key_hashes, strict=False
         ):
@@ -403,7 +404,8 @@ class _Cut:
         return runs
 
     def runs(self, encoded: Sequence[bytes] | None) -> dict[int, Run]:
-        """Cut messages, checking each. `encoded`: by `encode_plain`, if that took them."""
+        """Cut messages, and check each. `encoded` is the result of `encode_plain`, if that accepted
+        them."""
         publish = self._publish
         settings, names = publish.queue.settings, publish.names
         now_ms, runs = time.time() * 1000, dict[int, Run]()
@@ -443,7 +445,8 @@ class _Cut:
         return runs
 
     def _place(self, index: int, key: str | None, name: str | None) -> tuple[int, int]:
-        """(partition, hash of the key). Raises Refused: what is before it has to come first."""
+        """Return (partition, hash of the key). Raises Refused if an earlier message has to come
+        first."""
         route, context, hashed = self._route, self._context, 0
         if key is not None:
             self._keyed += 1
@@ -491,7 +494,7 @@ def id_digest(queue: Queue, key: str | None, name: str, *, moved: bool = False) 
 
 
 def expires_unix_ms(message: Message, queue_ttl_s: float | None, now_ms: float) -> int:
-    """Return when a message expires: the earlier of its own and the queue's TTL; 0: never."""
+    """Return when a message expires, by the shorter of its own and the queue's TTL; 0 for never."""
     ttls = [ttl for ttl in (message.ttl_s, queue_ttl_s) if ttl is not None]
     return int(now_ms + min(ttls) * 1000) if ttls else 0
 
@@ -514,18 +517,18 @@ class OpenRecord:
     def __init__(
         self, route: Route, partition: Partition, backlog: Backlog, first: PendingPublish
     ) -> None:
-        """`first`: the publish whose message comes first."""
+        """`first` is the publish of the first message."""
         self.route = route
         self.partition = partition
         self.backlog = backlog
-        """The lane's; the record's messages count in it until they have their answer."""
+        """The lane's backlog. The record's messages count in it until they have their answer."""
         self.builder = RecordBuilder()
         self.runs: list[tuple[PendingPublish, list[int], int]] = []
         """(publish, places of its messages that are in this record, their size as JSON)."""
         origin = first.origin
         now_us = time.monotonic_ns() // 1000 if origin is None else origin.accepted_us
         self.accepted_us = now_us
-        """When the first message was accepted, on the clock of `Stages`."""
+        """Time at which the first message was accepted, on the clock of `Stages`."""
 
     @property
     def size(self) -> int:
@@ -558,7 +561,7 @@ class OpenRecord:
         backlog.bytes += size
 
     def close(self, record_id: bytes, now_ms: float) -> tuple[Append, Header]:
-        """Close the record; returns what the storage is handed, and the header in it."""
+        """Close the record. Returns the append for the storage, and the header in it."""
         queue = self.route.queue
         settings = queue.settings
         encoded, payload, header = self.builder.close(
@@ -582,7 +585,7 @@ class OpenRecord:
         return append, header
 
     def fail(self, error: TocsinError) -> None:
-        """Answer every publish that its messages here were not stored, or that nobody knows."""
+        """Answer every publish that its messages here were not stored, or that this is unknown."""
         self.route.counters.count_failed(len(self.builder), error)
         is_unknown = isinstance(error, Unknown)
         for publish, indexes, _ in self.runs:
@@ -637,7 +640,8 @@ def is_full(builder: RecordBuilder, more_bytes: int, bytes_max: int) -> bool:
 
 
 def piece_end(encoded: list[bytes], first: int) -> int:
-    """Return where a record that begins with message `first` must end, by bytes; one at least."""
+    """Return where a record that begins with message `first` must end, by bytes. It has at least
+    one message."""
     size, last = len(encoded[first]), first + 1
     while last < len(encoded) and size + len(encoded[last]) <= limits.RECORD_BYTES_MAX:
         size += len(encoded[last])
@@ -646,7 +650,7 @@ def piece_end(encoded: list[bytes], first: int) -> int:
 
 
 def outcome_at(number: int, outcome: Stored | NotStored, queue: Queue) -> Outcome:
-    """Return the storage's word on a message of this partition as an outcome."""
+    """Return the storage's answer about a message of this partition as an outcome."""
     if isinstance(outcome, Stored):
         at = (number, outcome.offset)
         return (*at, True) if outcome.duplicate else at
@@ -667,9 +671,9 @@ def outcome_at(number: int, outcome: Stored | NotStored, queue: Queue) -> Outcom
 def refused_sequences(
     producer: bytes | None, sequence: int, resolved: int, count: int
 ) -> Refused | None:
-    """Return why a publish with sequences is refused as a whole; None: it is not (R6)."""
+    """Return why a publish with sequences is refused as a whole; None if it is not (R6)."""
     if producer is None:
-        return Refused("invalid_request", "sequence needs a producer: name it in hello")
+        return Refused("invalid_request", "a sequence needs a producer: name one in hello")
     if resolved > sequence:
         return Refused("sequence_too_old", f"resolved is {resolved}, sequence {sequence}")
     if sequence + count - resolved > limits.IN_FLIGHT_PER_PRODUCER_MAX:
@@ -692,8 +696,8 @@ def any_storable(messages: Sequence[Message], message_bytes_max: int) -> bool:
 
 
 def missing_queue(principal: Principal, name: str, settings: QueueSettings) -> Queue:
-    """Return a queue that neither catalog nor storage has: whatever is published to it is refused,
-    bad messages each with its reason. No other queue has this id."""
+    """Return a queue that neither catalog nor storage has. All that is published to it is refused,
+    and each bad message with its reason. No other queue has this id."""
     return Queue(
         queue_id="",
         name=name,

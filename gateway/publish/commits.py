@@ -1,13 +1,13 @@
 """The group commit: open records go to the storage together, its answers to producers and tail.
 
-`GroupCommit` holds what waits: one open record for each partition that somebody publishes to. It
-has a `Committer` for each **lane**, the part of a storage that fails together
+`GroupCommit` holds one open record for each partition that somebody publishes to. It has a
+`Committer` for each **lane**, the part of a storage that fails together
 (`push.storage_port.Lane`). A replica that is away, or a primary that is down, costs those who
 publish there, and nobody else. Each lane has its own commits, breaker, deadline and bound for what
 waits. Heavy queues are found across all lanes, because these share the process.
 
-No timer starts a commit. One begins as soon as something waits; what arrives while commits are
-under way makes the next one larger:
+No timer starts a commit. A commit begins as soon as something waits. Messages that arrive while
+commits are under way make the next one larger:
 
 next      a commit takes everything that waits. If several queues publish, it takes a fair share
           of each (`push.commit_sharing`), so that the next commit is never far. Beside heavy queues
@@ -55,7 +55,7 @@ COMMITS_MAX: Final = 2
 """Number of commits under way: one that the storage writes and one that waits there, so that its
 writer is never idle. A third would only make the records smaller."""
 COMMIT_AHEAD_MIN: Final = 256
-"""Number of messages from which the second commit is prepared: a small one costs as much as a large
+"""Number of messages from which the second commit is prepared. A small one costs as much as a large
 one, and would have grown by the time the first has ended."""
 LIGHT_COMMITS_MAX: Final = 4
 """Number of commits of light queues that may be under way beside the one that is shared by all.
@@ -64,13 +64,13 @@ SMALL_BYTES: Final = 256 * 1024
 """Weight up to which cursor writes wait for the next commit. Behind a larger one acks would wait
 for longer than a transaction of their own takes."""
 LATE_S: Final = 0.25
-"""Age from which a commit is left out when the next ones are judged: what waits behind it does not
-hold back those who publish elsewhere."""
+"""Age from which a commit is left out when the next ones are judged. So messages that wait behind
+it do not hold back those for other lanes."""
 FAILURES: Final = frozenset({"unknown", "storage_unavailable", "internal"})
 UNMADE_S: Final = 0.25
-"""Advised to producers of a queue that the storage does not have yet."""
+"""Seconds that producers of a queue are advised to wait if the storage does not have it yet."""
 _WATCH_EVERY_S: Final = 0.25
-"""How often the age of the commits under way is checked."""
+"""Interval at which the age of the commits under way is checked."""
 _QUEUE_NOT_FOUND: Final = NotStored("queue_not_found")
 _RECORD_ID_BYTES: Final = 16
 Batch = list[OpenRecord]
@@ -158,7 +158,7 @@ class GroupCommit:
 
     def refusal(self, route: Route, count: int) -> Refused | None:
         """Return why a publish of `count` messages to this queue is refused before anything is done
-        with it; None: it is not."""
+        with it; None if it is not."""
         if not self.is_calm:
             refused = self._storage_refusal(route)
             if refused is not None:
@@ -176,7 +176,7 @@ class GroupCommit:
 
     def _storage_refusal(self, route: Route) -> Refused | None:
         """Return the refusal of the queue's lanes. A queue's partitions are in one lane, unless it
-        is at several clusters: then it is refused if all of these refuse."""
+        is at several clusters. Then it is refused if all of these refuse."""
         refused = [lane.refusal() for lane in self._lanes_of(route)]
         for lane in self._lanes.values():
             if not (lane.is_calm or len(lane)):
@@ -201,8 +201,8 @@ class GroupCommit:
         )
 
     def _have_lanes_room(self, route: Route, count: int) -> bool:
-        """Whether a lane of this queue may have `count` messages more. What waits in a lane that
-        stands still must leave room to the others."""
+        """Whether a lane of this queue may have `count` messages more. A lane that does not move
+        must leave room to the others."""
         if len(self._lanes) < 2 and not self._in_parts:
             return True
         messages, size = self.pending.messages, self.pending.bytes
@@ -221,8 +221,8 @@ class GroupCommit:
         return refused
 
     def has_enough(self) -> bool:
-        """Whether nothing more of heavy queues is needed yet: more of it waits than the next
-        commits take, or nothing of it begins now."""
+        """Whether nothing more of heavy queues is needed yet, because more of it waits than the
+        next commits take, or nothing of it begins now."""
         now = asyncio.get_running_loop().time()
         if any(lane.holds(now) for lane in self._lanes.values()):
             return True
@@ -431,17 +431,17 @@ class Commit:
         self.size = size
         self.began = began
         self.ticket: int | None = None
-        """The breaker's."""
+        """Ticket of the breaker."""
         self.is_share = is_share
-        """Every queue has a share of it; else it goes beside such a commit."""
+        """Whether every queue has a share of it. If not, it goes beside such a commit."""
         self.lane = lane
         """The lane at its beginning (R7)."""
         self.stored: Awaitable[list[Appended]]
-        """The storage's answer; to be awaited once."""
+        """The storage's answer, which must be awaited once."""
         now_ms, self.asked_us = time.time() * 1000, time.monotonic_ns() // 1000
         self.appends: list[Append] = []
         self.headers: list[Header] = []
-        # In one call: each gives up the interpreter's lock, and has to get it back.
+        # In one call, because each gives up the interpreter's lock and has to get it back.
         record_ids, at = os.urandom(len(batch) * _RECORD_ID_BYTES), 0
         for record in batch:
             append, header = record.close(record_ids[at : at + _RECORD_ID_BYTES], now_ms)
@@ -450,7 +450,7 @@ class Commit:
             at += _RECORD_ID_BYTES
         self.is_answered = False
         self.has_light = True
-        """Light queues have records in it."""
+        """Whether light queues have records in it."""
 
     def hand_over(self, storage: Storage) -> None:
         """Hand the records to the storage. What it raises is raised by `stored`."""
@@ -499,13 +499,13 @@ class Committer:
         self._shared = 0
         """Number of commits under way that have a share of every queue."""
         self.is_calm = True
-        """Nothing is refused because of the storage; see `refusal`."""
+        """Whether nothing is refused because of the storage; see `refusal`."""
         self.total = 0
         self.messages_total = 0
         self.slow_total = 0
         self.unknown_total = 0
         self.took_s = Histogram()
-        """From handing a commit to the storage to its answer, whatever that was."""
+        """Time from handing a commit to the storage to its answer, whatever the answer was."""
         self.messages = Histogram(MESSAGES)
         """Number of messages of each commit."""
 
@@ -532,7 +532,7 @@ class Committer:
     def certify_later(self, partition: Partition, end: int) -> None:
         """Keep a certified end for when the append there is answered.
 
-        [What another gateway appended meanwhile, forgotten here: nobody tells of it again.]
+        [An end that another gateway appended meanwhile is forgotten, and nobody notifies it again.]
         """
         self._late_ends[partition] = max(end, self._late_ends.get(partition, 0))
 
@@ -555,7 +555,8 @@ class Committer:
     # --- Health of the storage -----------------------------------------------------------------
 
     def refusal(self) -> Refused | None:
-        """Return why a new publish is refused before anything is done with it; None: it is not."""
+        """Return why a new publish is refused before anything is done with it; None if it is
+        not."""
         now = asyncio.get_running_loop().time()
         age = self.age(now)
         if age >= limits.COMMIT_SLOW_S:
@@ -568,12 +569,12 @@ class Committer:
         return None
 
     def age(self, now: float) -> float:
-        """Return for how many seconds the oldest commit has been under way; 0: none is."""
+        """Return for how many seconds the oldest commit has been under way; 0 if none is."""
         first = next(iter(self._under_way.values()), None)
         return now - first.began if first is not None else 0.0
 
     def _check_ages(self) -> None:
-        """Refuse what comes while a commit is old, and answer the oldest."""
+        """Refuse publishes while a commit is old, and answer the oldest ones."""
         loop = asyncio.get_running_loop()
         self._watch = None
         if not self._under_way:
@@ -623,8 +624,8 @@ class Committer:
         return self._share.holds(has_light=has_light, now=now, lane=self._number)
 
     def begin(self, waiting: Batch) -> Batch:
-        """Begin the next commit with what goes now, perhaps nothing; returns what stays, in its
-        order."""
+        """Begin the next commit with the records that go now, perhaps none. Returns those that
+        stay, in their order."""
         now, share = asyncio.get_running_loop().time(), self._share
         sizes = [(record.partition.queue_id, record.weight) for record in waiting]
         is_beside = self.holds(now) or (self._shared > 0 and share.is_shared(now=now))
@@ -677,7 +678,7 @@ class Committer:
         self._notify()
 
     def _notify(self) -> None:
-        """Tell the listeners that a commit has begun or ended."""
+        """Notify the listeners that a commit has begun or ended."""
         for listener in self._group.listeners:
             listener(self._number)
 
@@ -748,7 +749,7 @@ class Committer:
 
     # enforces: R10
     def _complete(self, commit: Commit, at: int, result: Appended, times: CommitTimes) -> None:
-        """Hand a record to the tail, and answer it: now, and not before, followers get it (R10)."""
+        """Hand a record to the tail, and answer it. Followers get it now and not before (R10)."""
         record, append, header = commit.batch[at], commit.appends[at], commit.headers[at]
         partition = record.partition
         if result.certified < result.first + result.count or not result.count:
@@ -783,7 +784,7 @@ class Committer:
                 self._tail.on_certified(partition, end)
 
     def _remove(self, task: asyncio.Task[None] | None) -> None:
-        """Count a commit as under way no longer; removed already: nothing happens."""
+        """Count a commit as under way no longer. Nothing happens if it was removed before."""
         commit = self._under_way.pop(task, None) if task is not None else None
         if commit is not None:
             self._shared -= commit.is_share

@@ -63,10 +63,10 @@ class Publisher:
         self.commit_early: Callable[[], bool] = self.commits.commit_early
         """The group commit's own method: it is called after each read of a socket."""
         self.hit_rate = HitRate()
-        """How often the partition of a key was remembered."""
+        """Rate of look-ups in which the partition of a key was remembered."""
 
     def submit(self, publish: PendingPublish) -> None:
-        """Publish; it is answered exactly once, perhaps before this returns."""
+        """Take a publish. It is answered exactly once, perhaps before this returns."""
         if self._tombstones.by_queue:
             self._redirect(publish)
         messages, route = publish.messages, self._route(publish.queue)
@@ -86,7 +86,7 @@ class Publisher:
             publish.settle(refused_count)
 
     def _redirect(self, publish: PendingPublish) -> None:
-        """Publish to the dead letters of a queue that was deleted; of another: change nothing."""
+        """Redirect a publish to a deleted queue to its dead letters. Others stay unchanged."""
         tombstone = self._tombstones.by_queue.get(publish.queue.queue_id)
         if tombstone is not None:
             tombstone.redirect(publish)
@@ -102,7 +102,7 @@ class Publisher:
         publish.settle(len(publish.messages))
 
     def _accept(self, publish: PendingPublish, route: Route) -> int:
-        """Put each partition's run into its record; returns how many messages that are."""
+        """Put each partition's run into its record. Returns the number of messages."""
         if publish.producer is not None and publish.sequence is not None:
             publish.context = (publish.producer, publish.resolved)
         commits, spans_clusters = self.commits, len(publish.queue.clusters) > 1
@@ -117,7 +117,7 @@ class Publisher:
                         continue
                 messages += len(run.indexes)
                 size += commits.add(route, partition, run)
-        finally:  # what stands in a record is given back when that is answered
+        finally:  # messages in a record are given back when the record is answered
             commits.schedule(route, messages, size)
             publish.bytes += size
         return messages

@@ -1,4 +1,4 @@
-"""The tail: what this gateway knows of each partition's log without asking the storage.
+"""The tail: this gateway's knowledge of each partition's log, without reading the storage.
 
 It has the certified end of every partition that is followed, and the most recent records in memory,
 shared by all followers. A follower that keeps up never reads the disk, and a record is parsed once.
@@ -49,9 +49,9 @@ class Tail:
         """Certified ends of the partitions that were appended to here, or that the storage
         notified."""
         self.hit_rate = HitRate()
-        """How often the next record was in memory."""
+        """Rate of look-ups in which the next record was in memory."""
         self.end_of_turn = EndOfTurn()
-        """The queue of what a commit causes."""
+        """The queue of callbacks that a commit causes."""
         self.ahead_bytes = 0
         """Bytes that owned partitions have read ahead, or are reading, and have not given out
         yet."""

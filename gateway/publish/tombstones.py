@@ -1,8 +1,8 @@
 """Tombstones of deleted queues: messages that still arrive go to the queue's dead letters.
 
 Their reason is `queue_deleted`. The producer's receipt names their place there, as for any message
-that is stored. A message that is sent again is a duplicate there: under its id or sequence, which
-mean something for the deleted queue alone.
+that is stored. A message that is sent again is a duplicate there, by its id or sequence. These
+count for the deleted queue alone.
 """
 
 import time
@@ -43,7 +43,7 @@ class Tombstone(msgspec.Struct, frozen=True):
         publish.letters = list(map(self.letter, messages))
         publish.queue, publish.producer = queue, self.producer(publish.producer)
         if publish.origin is not None:
-            publish.origin.queue = queue  # where they stand
+            publish.origin.queue = queue  # where they are stored
 
     def letter(self, message: Message) -> Message:
         """Return the dead letter that is stored in a message's place."""
@@ -53,8 +53,8 @@ class Tombstone(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(message, headers=headers, ttl_s=None)
 
     def names(self, messages: Sequence[Message]) -> list[str | None]:
-        """Return the names under which the messages are remembered: several queues may have these
-        dead letters (R8)."""
+        """Return the names under which the messages are remembered. They name the deleted queue,
+        because several queues may share these dead letters (R8)."""
         return [
             f"{self.deleted.queue_id}.{message.id}" if message.id is not None else None
             for message in messages
