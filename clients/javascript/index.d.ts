@@ -39,8 +39,11 @@ export interface ConnectOptions {
   /** The name of this client in the broker's logs. Default: "tocsin-javascript". */
   name?: string;
   /**
-   * The name under which messages are numbered; random by default. Only one client at a time may
-   * use a name.
+   * The name under which messages are numbered; random by default. Several runs of a program may
+   * use the same name one after the other, but never at the same time. Under a name of yours,
+   * numbers begin at the clock of this machine, so it must not go back between two runs by more
+   * than the pause between them. Otherwise the broker takes new messages for old ones and does not
+   * store them.
    */
   producer?: string;
   /**

@@ -34,8 +34,8 @@ class Sent(msgspec.Struct):
 class Harness:
     """A lane with what a test needs around it."""
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
-        self.lane = Lane("orders", rng=Random(1), bounds=bounds)
+    def __init__(self, bounds: Bounds | None = None, first_sequence: int = 0) -> None:
+        self.lane = Lane("orders", rng=Random(1), bounds=bounds, first_sequence=first_sequence)
         self.refs = itertools.count(1)
         self.tickets: list[BatchTicket] = []
 
@@ -91,6 +91,23 @@ def test_what_is_published_in_one_turn_travels_in_one_frame() -> None:
         harness.add(text)
     (sent,) = harness.take()
     assert (sent.sequence, sent.messages) == (0, ["a", "b", "c"])
+
+
+def test_numbers_and_what_is_resolved_begin_at_the_first_sequence() -> None:
+    """R6: and the bound of what is in flight counts from there."""
+    first = 1_763_726_400_000_000
+    harness = Harness(Bounds(in_flight_max=3), first_sequence=first)
+    assert (harness.lane.room(), harness.lane.resolved) == (3, first)
+    tickets = [harness.add(text) for text in "ab"]
+    (sent,) = harness.take()
+    assert (sent.sequence, sent.resolved, harness.lane.room()) == (first, first, 1)
+    harness.lane.check()
+    harness.lane.on_answer(receipts(sent, [0, 0], [0, 1]), now=0.0)
+    assert all(isinstance(ticket.outcomes[0], Receipt) for ticket in tickets)
+    harness.add("c")
+    (sent,) = harness.take()
+    assert (sent.sequence, sent.resolved, harness.lane.room()) == (first + 2, first + 2, 2)
+    harness.lane.check()
 
 
 def test_frames_keep_to_the_welcome_and_to_a_size() -> None:

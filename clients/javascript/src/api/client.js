@@ -79,10 +79,11 @@ export class Client extends HttpCalls {
     const token = checkedToken(checked.token);
     const environment = this.#environment;
     const before = this.#loadSnapshot(checked.resume);
+    const named = checked.producer ?? null;
     this.#session = new Session(this.url, {
       token,
       environment,
-      producer: before?.producer ?? checked.producer ?? freshName(environment),
+      producer: before?.producer ?? named ?? freshName(environment),
       name: checked.name ?? "tocsin-javascript",
       mode: checked.transport,
       lingerS: checked.lingerS,
@@ -95,7 +96,12 @@ export class Client extends HttpCalls {
     if (typeof token === "function") {
       this.#session.add(new TokenRenewal(this.#session, token, environment));
     }
-    this.#publisher = new Publisher(this.#session, environment, before?.sequences);
+    // Earlier messages may have been numbered under a name that is not fresh.
+    const isFresh = before === null && named === null;
+    this.#publisher = new Publisher(this.#session, environment, {
+      sequences: before?.sequences,
+      firstSequence: isFresh ? 0 : Math.floor(1000 * environment.wall()),
+    });
     this.#http = new Http(this.url, token, environment);
     this.#claims = new Timer(environment);
     this.#listeners = [

@@ -71,7 +71,10 @@ export class Publisher {
   #environment;
   /** @type {Map<string, BoundedLane>} by queue */
   #lanes = new Map();
-  #first;
+  /** @type {Map<string, number>} by queue, the sequence to continue with */
+  #sequences;
+  /** The first sequence of every other queue. */
+  #firstSequence;
   #clock;
 
   /**
@@ -79,12 +82,14 @@ export class Publisher {
    *
    * @param {import("../io/session.js").Session} session
    * @param {import("../io/platform.js").Environment} environment
-   * @param {Record<string, number>} [first] per queue, the sequence to continue with
+   * @param {{sequences?: Record<string, number>, firstSequence?: number}} [numbers] `sequences`:
+   *     by queue, the sequence to continue with; `firstSequence`: that of every other queue
    */
-  constructor(session, environment, first = {}) {
+  constructor(session, environment, { sequences = {}, firstSequence = 0 } = {}) {
     this.#session = session;
     this.#environment = environment;
-    this.#first = new Map(Object.entries(first));
+    this.#sequences = new Map(Object.entries(sequences));
+    this.#firstSequence = firstSequence;
     this.#clock = new BrokerClock({ wallUnixMs: environment.wall(), now: environment.now() });
     session.add(this);
   }
@@ -158,7 +163,7 @@ export class Publisher {
 
   /** Return the next sequence, by queue. Sequences below it are not used again. */
   sequences() {
-    const found = new Map(this.#first);
+    const found = new Map(this.#sequences);
     for (const { lane } of this.#lanes.values()) found.set(lane.queue, lane.nextSequence);
     return Object.fromEntries(found);
   }
@@ -227,8 +232,9 @@ export class Publisher {
     let bounded = this.#lanes.get(queue);
     if (bounded === undefined) {
       const { random } = this.#environment;
-      const first = this.#first.get(queue) ?? 0;
-      bounded = new BoundedLane(new PublishLane(queue, { random, bounds: this.#bounds(), first }));
+      const firstSequence = this.#sequences.get(queue) ?? this.#firstSequence;
+      const settings = { random, bounds: this.#bounds(), firstSequence };
+      bounded = new BoundedLane(new PublishLane(queue, settings));
       bounded.lane.sendsTime = this.#clock.isAnnounced;
       this.#lanes.set(queue, bounded);
     }

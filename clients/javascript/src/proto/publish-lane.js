@@ -82,13 +82,14 @@ export class PublishLane {
   /**
    * @param {string} queue
    * @param {{random: () => number, bounds: {messagesPerPublishMax: number, inFlightMax: number},
-   *     first?: number}} settings `first`: the first sequence
+   *     firstSequence?: number}} settings `firstSequence`: the number of the first message, above
+   *     all that the producer has ever used for this queue
    */
-  constructor(queue, { random, bounds, first = 0 }) {
+  constructor(queue, { random, bounds, firstSequence = 0 }) {
     this.queue = queue;
     this.bounds = bounds;
     this.#random = random;
-    this.#nextSequence = this.#resolved = first;
+    this.#nextSequence = this.#resolved = firstSequence;
   }
 
   /** The number of messages without a final answer. */

@@ -97,6 +97,39 @@ test("a page that was loaded again begins behind the refs of before", async () =
   assert.ok(refs.length > 0 && refs.every((ref) => ref > 9), `${refs}`);
 });
 
+const WALL_MS = 1_763_726_400_000.5;
+
+/** Open a client at WALL_MS, publish to `q` and to `other`, and find each first sequence. */
+async function firstSequences(world, options) {
+  world.environment.wall = () => WALL_MS;
+  const found = {};
+  const hear = world.broker.hear.bind(world.broker);
+  world.broker.hear = (frame) => {
+    if (frame.type === "publish") found[frame.queue] = [frame.sequence, frame.resolved];
+    else hear(frame);
+  };
+  const client = await opened(world, options);
+  for (const queue of ["q", "other"]) client.publish(queue, 1).catch(() => {});
+  await world.carry();
+  await client.close();
+  return found;
+}
+
+test("under a name that earlier pages may have had, numbers begin at the clock", async () => {
+  const clock = [1000 * WALL_MS, 1000 * WALL_MS];
+  const start = [0, 0];
+  const begun = { q: clock, other: clock };
+  assert.deepEqual(await firstSequences(tab(), {}), { q: start, other: start });
+  assert.deepEqual(await firstSequences(tab(), { producer: "p" }), begun);
+  assert.deepEqual(await firstSequences(tab(), { producer: "p", resume: undefined }), begun);
+  for (const producer of [undefined, "p"]) {
+    const world = tab();
+    world.storage.kept.set(KEY, JSON.stringify(snapshot()));
+    const found = await firstSequences(world, { producer });
+    assert.deepEqual(found, { q: [4, 4], other: clock }, "the snapshot's go on");
+  }
+});
+
 test("a page that may keep nothing begins anew, and works", async () => {
   const world = tab();
   world.storage.isFull = true;

@@ -14,9 +14,9 @@ function counter() {
   return () => (last += 1);
 }
 
-function lane(more = {}) {
+function lane(more = {}, firstSequence = undefined) {
   const bounds = { messagesPerPublishMax: 1000, inFlightMax: 10, ...more };
-  const made = new PublishLane("orders", { random: middle, bounds });
+  const made = new PublishLane("orders", { random: middle, bounds, firstSequence });
   const outcomes = [];
   const add = (bytes = 10) => {
     const place = outcomes.push(null) - 1;
@@ -62,6 +62,21 @@ test("after a lost connection everything unanswered goes again under its sequenc
   made.onAnswer(answer(2, [[0, 7, true]]), 0);
   assert.equal(outcomes[0].duplicate, true);
   assert.equal(outcomes[1], null, "what is not answered is not known");
+});
+
+test("numbers and what is resolved begin at the first sequence (R6)", () => {
+  const first = 1_763_726_400_000_000;
+  const { made, add, take, outcomes } = lane({ inFlightMax: 3 }, first);
+  assert.deepEqual([made.room(), made.resolved, made.nextSequence], [3, first, first]);
+  add();
+  add();
+  const [sent] = take();
+  assert.deepEqual([sent.sequence, sent.resolved, made.room()], [first, first, 1]);
+  made.onAnswer(answer(sent.ref, [[0, 0], [0, 1]]), 0);
+  assert.deepEqual(outcomes.map(({ offset }) => offset), [0, 1]);
+  add();
+  const [next] = take();
+  assert.deepEqual([next.sequence, next.resolved, made.room()], [first + 2, first + 2, 2]);
 });
 
 test("a frame holds what the bounds allow, and consecutive sequences", () => {

@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import secrets
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from ssl import SSLContext
 from types import TracebackType
@@ -71,8 +72,11 @@ def connect(
             is called at each attempt to connect, and before a token expires. By default
             TOCSIN_TOKEN, and without that no token.
         name: the name of this client in the broker's lists of sessions and owners.
-        producer: the name under which messages are numbered; random by default. Only one client at
-            a time may use a name.
+        producer: the name under which messages are numbered; random by default. Several runs of a
+            program may use the same name one after the other, but never at the same time. Under a
+            name of yours, numbers begin at the clock of this machine, so it must not go back
+            between two runs by more than the pause between them. Otherwise the broker takes new
+            messages for old ones and does not store them.
         connect_timeout_s: the time limit of one attempt to connect, in seconds.
         transport: "websocket", "long-poll" or "auto". "auto" uses a WebSocket, falls back to long
             poll while no WebSocket gets through, and returns to a WebSocket as soon as one does.
@@ -92,7 +96,7 @@ def connect(
         url or os.environ.get("TOCSIN_URL") or URL_DEFAULT,
         token=token if token is not None else os.environ.get("TOCSIN_TOKEN") or None,
         name=name,
-        producer=producer or secrets.token_hex(16),
+        producer=producer or "",
         connect_timeout_s=connect_timeout_s,
         transport=transport,
         linger_s=linger_s,
@@ -129,7 +133,9 @@ class Client(AdminCalls):
             raise ValueError(f"name must have 1 to {NAME_CHARS_MAX} characters, not {len(name)}")
         self.name = name
         self.url = checked_url(url)
-        self.producer = producer
+        self.producer = producer or secrets.token_hex(16)
+        self._was_named_before = bool(producer)
+        """Whether earlier messages may have been numbered under the name of the producer."""
         self._ssl = tls_context(self.url, ssl)
         self._token = checked_token(token)
         self._connect_timeout_s = connect_timeout_s
@@ -155,13 +161,15 @@ class Client(AdminCalls):
             trace=self._trace,
             tls=self._ssl,
         )
-        publisher = Publisher(session, rng=rng)
+        first_sequence = time.time_ns() // 1000 if self._was_named_before else 0
+        publisher = Publisher(session, rng=rng, first_sequence=first_sequence)
         try:
             await session.open()
         except BaseException:
             await session.close()
             raise
         self._session, self._publisher = session, publisher
+        self._was_named_before = True  # if it is entered again
         self._http = Http(self.url, token=self._token, ssl=self._ssl)
         return self
 

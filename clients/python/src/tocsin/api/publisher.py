@@ -89,14 +89,21 @@ class Publisher:
     """The publisher of one client, with one lane for each queue."""
 
     def __init__(
-        self, session: Session, *, rng: Random, now: Callable[[], float] = time.monotonic
+        self,
+        session: Session,
+        *,
+        rng: Random,
+        first_sequence: int = 0,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a publisher. `now` is the clock that the broker's clock is compared with. The event
-        loop's clock may be coarser."""
+        """Make a publisher. In each queue its first message has the number `first_sequence`. `now`
+        is the clock that the broker's clock is compared with. The event loop's clock may be
+        coarser."""
         self._now = now
         self._clock = BrokerClock(wall_unix_us=time.time_ns() // 1000, now=now())
         self._session = session
         self._rng = rng
+        self._first_sequence = first_sequence
         self._lines: dict[str, _LaneQueue] = {}
         self._loop = asyncio.get_running_loop()
         session.add(self)
@@ -237,7 +244,12 @@ class Publisher:
         if line is None:
             checked_text(queue)
             line = self._lines[queue] = _LaneQueue(
-                Lane(queue, rng=self._rng, bounds=self._bounds())
+                Lane(
+                    queue,
+                    rng=self._rng,
+                    bounds=self._bounds(),
+                    first_sequence=self._first_sequence,
+                )
             )
             line.lane.sends_time = self._clock.is_wanted
         return line

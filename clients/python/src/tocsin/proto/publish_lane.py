@@ -109,7 +109,16 @@ class Bounds:
 class Lane:
     """A producer's lane into a queue. `now` is in seconds, of any monotonic clock."""
 
-    def __init__(self, queue: str, *, rng: Random, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        queue: str,
+        *,
+        rng: Random,
+        bounds: Bounds | None = None,
+        first_sequence: int = 0,
+    ) -> None:
+        """Make a lane whose first message gets the number `first_sequence`. It must be above all
+        numbers that the producer has ever used for this queue."""
         self.queue = queue
         self.bounds = bounds or Bounds()
         self.sends_time = False
@@ -126,8 +135,7 @@ class Lane:
         self._waiting: deque[_Entry] = deque()  # of these, never sent
         self._again: list[_Entry] = []  # of these, to be sent again
         self._in_flight: dict[int, list[_Entry]] = {}  # ref -> messages of the frame
-        self._next = 0
-        self._resolved = 0
+        self._next = self._resolved = first_sequence
         self._bytes = 0
         self._refusals = 0
         self._pace: int | None = None
