@@ -24,7 +24,7 @@ FOLDERS: Final = ("clients", "deploy", "docs", "spark")
 LEFT_OUT: Final = {"node_modules", "vendor", "build", ".venv", "__pycache__"}
 _LINK: Final = re.compile(r"\]\(([^)#\s]+)")
 _FENCE: Final = re.compile(r"^```(?:json [^\n]*|ndjson)$", re.MULTILINE)
-"""What stands behind `json` says which test runs an example, and is for no highlighter."""
+"""The text after `json` names the test of an example, and is not for a highlighter."""
 
 
 def pages() -> list[Path]:

@@ -52,7 +52,7 @@ def marks() -> dict[str, list[str]]:
 
 
 def enforced(number: str) -> str:
-    """What a promise or rule says of the places that enforce it."""
+    """Return the text of a promise or rule about the places that enforce it."""
     paths = ", ".join(f"`{path}`" for path in marks().get(number, ()))
     return "\n".join(textwrap.wrap(f"Enforced: {paths}.", 100, break_on_hyphens=False))
 

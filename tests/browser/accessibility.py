@@ -5,7 +5,7 @@ from playwright.async_api import Page
 
 
 async def complaints(page: Page) -> str:
-    """What all of axe's rules find, told for people; empty: nothing."""
+    """Return what all of axe's rules find, in words for people; empty if nothing."""
     # Half a megabyte of script, which a document keeps: the second time `null` is evaluated.
     axe = Axe("null") if await page.evaluate("'axe' in globalThis") else Axe()
     found = await axe.run(page, options={"resultTypes": ["violations"]})

@@ -35,7 +35,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture
 async def page(browser: Browser) -> Page:
-    """One where any script may run."""
+    """Return a page where any script may run."""
     return await browser.new_page(bypass_csp=True)
 
 
@@ -58,14 +58,14 @@ async def proxy(server: Server) -> AsyncIterator[Proxy]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chromium() -> AsyncIterator[Browser]:
-    """One browser for the tests of a module, whose loop is the module's."""
+    """Yield one browser for the tests of a module, whose loop is the module's."""
     async with browsing() as browser:
         yield browser
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def broker() -> AsyncIterator[Server]:
-    """One broker for the tests of a module."""
+    """Yield one broker for the tests of a module."""
     with in_memory() as folder, Server(folder / "data", level="warning") as server:
         yield server
 

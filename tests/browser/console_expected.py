@@ -56,7 +56,7 @@ def _is_near(one: Shown | None, other: Shown | None) -> bool:
 
 
 def text(value: str) -> Shown:
-    """What is said in words."""
+    """Return what is said in words."""
     return ("text", value)
 
 
@@ -126,7 +126,7 @@ def state_of_queue(queue: Json) -> str:
 
 
 def others(queue: Json) -> list[Json]:
-    """Its groups but the broker's own."""
+    """Return its groups but the broker's own."""
     return [group for group in queue["groups"] if not group["name"].startswith("tocsin.")]
 
 
@@ -143,7 +143,7 @@ def state_of_group(group: Json) -> str:
 
 
 def queue(of: Json) -> Expected:
-    """One queue, its groups, partitions and settings."""
+    """Return one queue, its groups, partitions and settings."""
     mine = who(queue=of["name"])
     expected: Expected = {
         ("queue-state", mine): text(state_of_queue(of)),
@@ -208,7 +208,7 @@ def clusters(all_: Sequence[Json]) -> Expected:
 
 
 def state_of_cluster(of: Json) -> str:
-    """What is worst of it."""
+    """Return what is worst of it."""
     if not of["answers"]:
         return "not answering"
     if of["state"] != "away" and of["since_unix_ms"] is None:
@@ -231,7 +231,7 @@ def _group_counts(group: Json, named: Who) -> Expected:
 
 
 def group(of: Json, held: Sequence[Json], leases: Sequence[Json], queue_: Json) -> Expected:
-    """One group, its owners, keys, leases and settings: where it has none, the queue's."""
+    """Return one group, its owners, keys, leases and settings: where it has none, the queue's."""
     data = {"queue": of["queue"], "group": of["name"]}
     mine = who(**data)
     expected: Expected = {
@@ -271,7 +271,7 @@ def group(of: Json, held: Sequence[Json], leases: Sequence[Json], queue_: Json) 
 
 
 def owner_name(owner: Json | None, member: str | None = None) -> str:
-    """Who is given a partition's messages."""
+    """Return who is given a partition's messages."""
     if owner is None:
         return "nobody here" if member else "nobody"
     return owner.get("client") or ("whoever pulls" if owner["transport"] == "pull" else "unnamed")
@@ -330,7 +330,7 @@ def parked(answer: Json, queue_name: str, group_name: str) -> Expected:
 
 
 def sessions(all_: Sequence[Json]) -> Expected:
-    """Who is here."""
+    """Return who is here."""
 
     def sums(one: Json) -> dict[str, int]:
         subscriptions = one["subscriptions"]

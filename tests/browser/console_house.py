@@ -109,11 +109,11 @@ class Console:
         await self.at("retry-now").dispatch_event("click")
 
     async def seen(self) -> Seen:
-        """What it shows at this moment."""
+        """Return what it shows at this moment."""
         return Seen(await self.page.evaluate(LOOK))
 
     async def get(self, path: str, **query: object) -> Any:
-        """What the broker answers to somebody else."""
+        """Return what the broker answers to somebody else."""
         answer = await self.api.get(path, params={k: str(v) for k, v in query.items()})
         assert answer.status_code == 200, answer.text
         return answer.json()

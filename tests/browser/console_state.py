@@ -156,13 +156,13 @@ class Busy:
         self.streams[group] = await self.stack.enter_async_context(stream)
 
     async def take(self, group: str, count: int) -> list[Message]:
-        """So many messages."""
+        """Return this many messages."""
         stream = self.streams[group]
         return [await asyncio.wait_for(anext(stream), 30) for _ in range(count)]
 
 
 def told(queues: Sequence[dict[str, Any]]) -> Truth:
-    """What the broker says of all that the truth is about."""
+    """Return what the broker says of all that the truth is about."""
     said: Truth = {}
     for queue in queues:
         said[queue["name"], ""] = {**queue, **queue["counters"]}

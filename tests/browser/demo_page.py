@@ -134,7 +134,7 @@ class Visit:
         await self.at("publish-body").press("Control+Enter")
 
     async def owns(self, shares: dict[str, int]) -> None:
-        """Wait until the workers of these letters own so many partitions each."""
+        """Wait until the workers of these letters own this many partitions each."""
         for letter, count in shares.items():
             cells = self.page.locator(f'[data-testid="partition"][data-owner="{letter}"]')
             await expect(cells).to_have_count(count)

@@ -19,7 +19,7 @@ _PORT_FILE = "DevToolsActivePort"
 
 
 class Tab:
-    """One tab, over the DevTools protocol (https://chromedevtools.github.io/devtools-protocol)."""
+    """A tab, over the DevTools protocol (https://chromedevtools.github.io/devtools-protocol)."""
 
     def __init__(self, browser: "UsersChromium", session: str) -> None:
         self._browser = browser

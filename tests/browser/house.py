@@ -18,7 +18,7 @@ KEYS: Final = tuple(f"user-{number}" for number in range(12))
 PATIENCE_S: Final = 60.0
 Seen = TypeVar("Seen")
 SPEED: Final = 10
-"""The client's clock and timers in these pages go so many times as fast as ours, so that silence
+"""The client's clock and timers in these pages go this many times as fast as ours, so that silence
 is noticed and WebSockets are tried again in seconds."""
 
 _OPEN: Final = """async ({queue, group, speed, resume}) => {
@@ -156,13 +156,13 @@ class Stream:
             await task
 
     async def grows(self, count: int) -> None:
-        """Until so many more are published."""
+        """Until this many more are published."""
         wanted = len(self.places) + count
 
         await until(lambda: has(len(self.places) >= wanted), f"{count} more are published")
 
     async def goes_on(self, page: Evaluates, count: int = 40) -> None:
-        """Until the page has consumed and read so many more."""
+        """Until the page has consumed and read this many more."""
         consumed, read = await counts(page)
 
         async def look() -> bool:

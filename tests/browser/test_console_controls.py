@@ -380,7 +380,7 @@ async def test_dead_letters_are_found_and_sent_back_and_that_is_stopped(
 
 
 async def cli(url: str, *arguments: str) -> Any:
-    """What the command line tool says, as JSON."""
+    """Return what the command line tool says, as JSON."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "from tocsin_command import main; main()", *arguments,
         "--json", "--url", url, stdout=asyncio.subprocess.PIPE,

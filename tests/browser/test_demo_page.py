@@ -36,7 +36,7 @@ async def owners(client: tocsin.Client) -> list[str]:
 
 
 async def waits_for(client: tocsin.Client, key: str) -> str:
-    """What the broker says a key of the page's group waits for."""
+    """Return what the broker says a key of the page's group waits for."""
     said = await client.explain(QUEUE, key, group=GROUP)
     return str(said["groups"][0]["waits_for"])
 
@@ -70,7 +70,7 @@ async def test_what_is_published_is_shown_on_its_way_in_milliseconds(visit: Visi
     await visit.is_clean()
 
 
-async def test_a_paused_queue_is_told_and_nothing_of_it_is_said_to_be_pushed(
+async def test_a_paused_queue_is_shown_and_none_of_its_messages_as_pushed(
     visit: Visit, client: tocsin.Client
 ) -> None:
     await client.pause_queue(QUEUE)
@@ -94,7 +94,7 @@ async def test_a_paused_queue_is_told_and_nothing_of_it_is_said_to_be_pushed(
     await visit.is_clean()
 
 
-async def test_figures_move_and_their_latency_is_told(visit: Visit, client: tocsin.Client) -> None:
+async def test_figures_move_and_show_their_latency(visit: Visit, client: tocsin.Client) -> None:
     await visit.at("step-2").scroll_into_view_if_needed()
     for key in KEYS:
         said = await client.explain(QUEUE, key)

@@ -46,7 +46,7 @@ async def test_a_ticket_lets_in_once_and_leaves_the_address(
         await visit.is_clean(expected=REFUSED)
 
 
-async def test_a_token_typed_in_lets_in_and_a_wrong_one_is_told_what_to_do(
+async def test_a_typed_token_lets_in_and_a_wrong_one_gets_advice(
     chromium: Browser, guarded: Server
 ) -> None:
     async with visited(chromium, f"{guarded.url}/demo", is_ready=False) as visit:

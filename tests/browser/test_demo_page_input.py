@@ -98,7 +98,7 @@ async def test_what_others_publish_is_shown_whatever_it_is(
     [(200, "\x00garbage"), (200, "<html><script>planted=1</script>"), (200, "[]"), (500, "oops"),
      (503, '{"code": "draining", "detail": "going down", "retry": true}'), (204, "")],
 )  # fmt: skip
-async def test_a_server_that_is_no_broker_is_told_of_with_what_to_do(
+async def test_a_server_that_is_no_broker_is_reported_with_what_to_do(
     chromium: Browser, broker: Server, host: Host, status: int, body: str
 ) -> None:
     async def answer(route: Route) -> None:
@@ -114,7 +114,7 @@ async def test_a_server_that_is_no_broker_is_told_of_with_what_to_do(
         await visit.is_carried_by("websocket")
 
 
-async def test_a_server_that_closes_at_once_is_told_of_and_come_back_to(
+async def test_a_server_that_closes_at_once_is_reported_and_tried_again(
     chromium: Browser, broker: Server, host: Host
 ) -> None:
     async with answered(chromium, broker, lambda route: route.abort()) as visit:

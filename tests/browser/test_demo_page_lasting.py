@@ -202,7 +202,7 @@ async def lag_above(client: tocsin.Client, least: int) -> int:
     return said if said > least else 0
 
 
-async def test_a_killed_broker_is_told_of_and_come_back_to(
+async def test_a_killed_broker_is_reported_and_clients_return_to_it(
     visit: Visit, broker: Server, host: Host
 ) -> None:
     session = await visit.at("session").text_content()

@@ -50,7 +50,7 @@ def row_of(kind: str) -> str:
 
 @dataclass
 class Row:
-    """One kind of fault, summed up."""
+    """A kind of fault, summed up."""
 
     faults: int = 0
     acknowledged: list[int] = field(default_factory=list)

@@ -93,7 +93,7 @@ class Manager:
 
 @dataclass
 class MetadataNode:
-    """One node of the metadata service: its host and its process."""
+    """A node of the metadata service: its host and its process."""
 
     name: str
     host: Host

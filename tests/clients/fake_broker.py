@@ -120,7 +120,7 @@ class FakeBroker:
         self.logs.setdefault(name, [])
 
     def bodies(self, queue: str) -> list[Any]:
-        """What was stored, in order."""
+        """Return what was stored, in order."""
         return [msgspec.json.decode(message.body) for _, _, message in self.logs[queue]]
 
     def received(self, kind: type[F]) -> list[F]:
@@ -450,7 +450,7 @@ class FakeBroker:
 
 
 class Socket(asyncio.Protocol):
-    """One connection: HTTP until it is upgraded, then a session."""
+    """A connection: HTTP until it is upgraded, then a session."""
 
     def __init__(self, broker: FakeBroker) -> None:
         self.broker = broker

@@ -42,7 +42,7 @@ class Ledger:
         return effects
 
     def all(self, sql: str) -> list[tuple[object, ...]]:
-        """What another connection sees."""
+        """Return what another connection sees."""
         database = sqlite3.connect(self.path)
         try:
             return database.execute(sql).fetchall()
@@ -137,7 +137,7 @@ def test_an_effect_that_fails_is_undone_with_its_place(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
-def test_a_block_that_ends_the_transaction_itself_is_told(ledger: Ledger, how: str) -> None:
+def test_a_block_that_ends_the_transaction_itself_gets_an_error(ledger: Ledger, how: str) -> None:
     effects = ledger.open()
 
     def end_it() -> None:
@@ -217,7 +217,7 @@ async def test_many_stores_of_one_loop_never_wait_for_each_others_threads(ledger
     assert ledger.happened() == sorted([*range(4)] * 6)
 
 
-async def test_a_transaction_inside_another_one_is_told_and_no_deadlock(ledger: Ledger) -> None:
+async def test_a_transaction_inside_another_one_is_an_error_and_no_deadlock(ledger: Ledger) -> None:
     effects = ledger.open()
 
     async def nest() -> None:
@@ -379,7 +379,7 @@ def test_it_is_a_set_of_offsets(steps: list[tuple[str, int]]) -> None:
     database.close()
 
 
-def test_a_seek_applies_nothing_again_unless_it_is_told_to(ledger: Ledger) -> None:
+def test_a_seek_applies_nothing_again_without_forget(ledger: Ledger) -> None:
     effects = ledger.open()
     logs = ["queue-1-0", "queue-1-1", "queue-2-0", "other-1-0"]
     for log in logs:
@@ -387,7 +387,7 @@ def test_a_seek_applies_nothing_again_unless_it_is_told_to(ledger: Ledger) -> No
             handle(effects, message(offset, log))
 
     def forgotten() -> list[tuple[str, int]]:
-        """What would be applied again."""
+        """Return what would be applied again."""
         probe = [(log, offset) for log in logs for offset in range(4)]
         return [(log, n) for log, n in probe if handle(effects, message(n, log))]
 

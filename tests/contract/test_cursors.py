@@ -452,7 +452,7 @@ async def test_settling_takes_out_of_the_side_line(store: Storage) -> None:
     assert (found.floor, found.lines) == (5, ())
 
 
-async def test_an_offset_stands_in_one_side_line(store: Storage) -> None:
+async def test_an_offset_is_in_one_side_line_only(store: Storage) -> None:
     """R18: an offset named twice in one write is in the first line, and lines have the stated
     lengths."""
     await with_group(store, messages=10)
@@ -672,7 +672,7 @@ async def test_trimming_an_unknown_partition_does_nothing(store: Storage) -> Non
 
 
 @pytest.mark.layouts
-async def test_how_much_a_retention_would_delete_is_told_before(
+async def test_a_change_of_retention_says_before_how_much_it_deletes(
     store: Storage, clock: Clock
 ) -> None:
     """R12: over more records than one slice examines, by age, and without a group."""

@@ -89,7 +89,7 @@ async def _served(node: Node) -> AsyncIterator[Gateways]:
         await store.close()
 
 
-async def test_a_letter_waits_until_it_is_answered_and_both_sides_are_told(two: Gateways) -> None:
+async def test_a_letter_waits_for_its_answer_and_both_sides_learn_of_it(two: Gateways) -> None:
     """R24: through whichever gateway it came. One id has one letter, and one answer."""
     came: asyncio.Queue[CursorPlace] = asyncio.Queue()
     told: asyncio.Queue[str] = asyncio.Queue()

@@ -95,7 +95,7 @@ async def test_of_single_offsets_so_many_are_read_as_fit_and_one_at_least(store:
         assert len(await store.read_each(P0, [0, 1, 2, 3, 4], bytes_max)) == count
 
 
-async def test_a_read_ends_where_it_is_told_to(store: Storage) -> None:
+async def test_a_read_ends_at_the_given_place(store: Storage) -> None:
     for _ in range(4):
         await store.append([append(messages=2)])
     assert [r.first for r in (await store.read(P0, 0, 10**6, until=3)).records] == [0, 2]

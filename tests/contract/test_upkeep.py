@@ -188,7 +188,7 @@ async def test_a_cursor_can_be_looked_at_as_its_next_owner_finds_it(store: Stora
     assert (await store.own(G0, token=b"next", assignment=1)).cursor == await store.cursor(G0)
 
 
-async def test_the_first_offset_aside_is_told(store: Storage) -> None:
+async def test_the_first_offset_aside_is_known(store: Storage) -> None:
     await with_group(store, messages=8)
     assert (await store.cursors("q-1", "g-1"))[0].aside_first is None
     await store.write_cursors([change(aside=[Side(KEY, (5, 6)), Side(7, (3,))])])

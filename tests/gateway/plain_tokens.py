@@ -64,7 +64,7 @@ def record(
     ends: float | None = None,
     **fields: object,
 ) -> TokenRecord:
-    """That of the token `text(token_id)`. `ends`: unix seconds."""
+    """Return that of the token `text(token_id)`. `ends`: unix seconds."""
     made = TokenRecord(
         token_id=token_id,
         kind="token",

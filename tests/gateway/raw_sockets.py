@@ -83,7 +83,7 @@ async def serve(
 
 
 class Wire:
-    """One client socket."""
+    """A client socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader

@@ -323,7 +323,7 @@ def test_half_a_setting_is_none(environ: dict[str, str], sentence: str) -> None:
         load({**HOME, **environ})
 
 
-def test_a_switch_that_changes_nothing_is_told() -> None:
+def test_a_switch_that_changes_nothing_is_reported() -> None:
     environ = {"TOCSIN_TLS_CERT": "/c", "TOCSIN_TLS_KEY": "/k", "TOCSIN_PLAIN": "yes"}
     _, (warning,) = load({**HOME, **environ})
     assert "TOCSIN_PLAIN has no effect" in warning

@@ -119,7 +119,7 @@ async def test_a_stopped_server_leaves_neither_port_nor_socket(tmp_path: Path) -
     await again.stop()
 
 
-async def test_a_taken_port_is_told_before_anything_is_opened(tmp_path: Path) -> None:
+async def test_a_taken_port_is_reported_before_anything_is_opened(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = Config(data_dir=tmp_path / "data", port=taken.getsockname()[1])
         with pytest.raises(StartError, match=r"taken by another process; stop that one, or choose"):
@@ -127,7 +127,7 @@ async def test_a_taken_port_is_told_before_anything_is_opened(tmp_path: Path) ->
     assert not config.data_dir.exists()
 
 
-async def test_a_data_folder_in_use_is_told(tmp_path: Path) -> None:
+async def test_a_data_folder_in_use_is_reported(tmp_path: Path) -> None:
     server = await Server.open(config_of(tmp_path), whole, on_fatal=never)
     with pytest.raises(StartError, match="The broker cannot start"):
         await Server.open(config_of(tmp_path), whole, on_fatal=never)
@@ -140,7 +140,7 @@ async def test_a_data_folder_in_use_is_told(tmp_path: Path) -> None:
     ("host", "sentence"),
     [("192.0.2.1", "no address of this machine"), ("no-such-host.invalid", "is no address")],
 )
-def test_a_wrong_address_is_told(host: str, sentence: str) -> None:
+def test_a_wrong_address_is_reported(host: str, sentence: str) -> None:
     with pytest.raises(StartError, match=sentence):
         bind(host, 0)
 

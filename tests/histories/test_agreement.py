@@ -51,7 +51,7 @@ async def settled_messages_go(gateway: Gateway, group: Group) -> bool:
 
 
 @town(2)
-async def test_a_deleted_group_pins_nothing_whoever_was_making_it(town: Town) -> None:
+async def test_a_deleted_group_pins_nothing_even_while_it_is_created(town: Town) -> None:
     """R12: The catalog has the group, and its maker is frozen. Another gateway deletes the group in
     both, and then the maker reaches the storage. No gateway knows of such cursors, and they settle
     nothing."""

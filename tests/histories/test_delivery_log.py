@@ -163,7 +163,7 @@ async def test_a_paused_queue_is_the_cause(house: House) -> None:
     assert causes(logged.of(DispatchedLine)) == [("paused", 1, 2)]
 
 
-async def test_a_nack_and_what_returns_with_it_are_told_apart(house: House) -> None:
+async def test_a_nack_and_the_messages_returned_with_it_are_distinguished(house: House) -> None:
     """R17: The nacked message waits for its backoff. The later one of its key waits for the nacked
     one."""
     queue = await house.queue()
@@ -240,7 +240,7 @@ async def test_who_goes_to_full_dead_letters_is_told_before_what_is_behind_of_it
     assert "dead_lettered" not in {line.outcome for line in logged.of(SettledLine)}
 
 
-async def test_a_parked_key_is_told_and_so_is_what_it_has_waited_for(house: House) -> None:
+async def test_a_parked_key_is_reported_with_the_cause_of_its_wait(house: House) -> None:
     queue = await house.queue(on_exhausted="park", attempts_max=1)
     group = await house.group(queue)
     logged = Logged(house)
@@ -321,7 +321,7 @@ async def test_what_an_ack_settles_is_told_as_a_range_a_mask_or_ranges(
     assert logged.sink.counts[SETTLED] == count
 
 
-async def test_an_ack_over_what_a_push_skips_is_told_of_what_it_has(house: House) -> None:
+async def test_an_ack_that_spans_skipped_offsets_counts_only_its_own(house: House) -> None:
     """The line of a second ack has the rest."""
     queue = await house.queue()
     group = await house.group(queue)
@@ -458,7 +458,7 @@ async def test_what_has_happened_is_counted_as_the_broker_counts(house: House) -
     assert counts[SETTLED] == len(offsets(logged.of(SettledLine)))
 
 
-async def test_a_client_says_when_it_produced_and_is_told_the_clock(house: House) -> None:
+async def test_a_client_states_when_it_produced_and_receives_the_clock(house: House) -> None:
     """The client's clock is 5 ms slow. No client is told while nothing is logged."""
     await house.queue()
     before = Socket(house, name="s-0")

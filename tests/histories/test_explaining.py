@@ -43,7 +43,7 @@ def counted(one: KeyInGroup) -> tuple[int, int]:
 # --- Where it goes -------------------------------------------------------------------------------
 
 
-async def test_a_key_that_never_was_is_told_where_it_would_go(house: House) -> None:
+async def test_explaining_an_unused_key_says_where_it_would_go(house: House) -> None:
     queue = await house.queue(partitions=7)
     await house.group(queue)
     told = await explain(house, queue, "nobody has published this")
@@ -58,7 +58,7 @@ async def test_a_key_that_never_was_is_told_where_it_would_go(house: House) -> N
     assert place[0] == told.partition
 
 
-async def test_groups_are_told_of_one_by_one_or_page_by_page(
+async def test_groups_are_explained_one_by_one_or_page_by_page(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P9."""
@@ -217,7 +217,7 @@ async def test_a_full_dead_letter_queue_is_named(house: House) -> None:
     assert "queue_full" in one.text
 
 
-async def test_a_letter_that_its_dead_letter_queue_can_never_take_is_told_and_kept(
+async def test_a_letter_that_its_dead_letter_queue_can_never_take_is_reported_and_kept(
     house: House,
 ) -> None:
     """P1: Other letters arrive, and it stays. The reason is not one that waiting changes. A higher
@@ -273,7 +273,7 @@ async def test_what_is_being_made_durable_is_said(
     assert (await alone(house, queue)).waits_for == "in_flight"
 
 
-async def test_credit_and_what_stands_before_it(house: House) -> None:
+async def test_credit_goes_to_the_right_message_of_a_line(house: House) -> None:
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group, credit=2)

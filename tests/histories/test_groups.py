@@ -243,7 +243,7 @@ async def test_members_of_a_deleted_group_hear_of_it(house: House) -> None:
     assert await session.get(3) == [0, 1, 2]
 
 
-async def test_a_subscribe_to_a_group_that_is_being_deleted_is_refused_or_told(
+async def test_a_subscribe_to_a_group_that_is_being_deleted_gets_an_error(
     house: House,
 ) -> None:
     """R11: It never becomes a consumer that silently gets nothing."""

@@ -154,7 +154,7 @@ def said_of(answer: PendingPublish) -> list[str]:
 
 @pytest.mark.parametrize("away", [a_replica, one_primary])
 @pytest.mark.parametrize("others", ["publish", "are busy", "flood"])
-def test_those_who_do_not_need_it_publish_on(
+def test_publishers_that_do_not_need_it_go_on(
     away: Callable[[str, Durability], bool], others: str
 ) -> None:
     """README, the table of levels: `local` goes on while a replica is away. deploy/redis: when some

@@ -122,7 +122,7 @@ async def test_a_released_key_has_all_its_attempts_again(house: House) -> None:
     assert (line.offset, line.attempts) == (0, 2)
 
 
-async def test_a_skipped_head_stands_in_the_dead_letters_and_the_rest_goes_on(
+async def test_a_skipped_head_is_in_the_dead_letters_and_the_rest_goes_on(
     house: House,
 ) -> None:
     """P1, P3."""

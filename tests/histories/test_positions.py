@@ -29,7 +29,7 @@ def gone(logged: Logged) -> list[tuple[int, int]]:
     return [(first, count) for line in lines for _, first, count in runs_of(line.pushes)]
 
 
-async def test_an_epoch_begins_and_ends_with_where_it_stands(house: House) -> None:
+async def test_an_epoch_begins_and_ends_with_a_position(house: House) -> None:
     queue = await house.queue()
     group = await house.group(queue)
     logged = Logged(house)

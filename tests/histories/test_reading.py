@@ -61,7 +61,7 @@ async def test_a_reader_goes_on_where_it_was(house: House) -> None:
     assert sorted(again.bodies) == list(range(40, 81))
 
 
-async def test_a_reader_is_told_of_a_gap(house: House) -> None:
+async def test_a_reader_learns_of_a_gap(house: House) -> None:
     """P10: Its next messages were deleted. The frame names the first and last of them, and it goes
     on after them."""
     queue = await house.queue()

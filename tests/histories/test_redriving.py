@@ -236,7 +236,7 @@ async def test_the_group_that_carries_the_position_is_not_redriven_under_a_consu
     assert await redrive(house, queue) == 1
 
 
-async def test_no_id_that_a_client_gives_stands_for_a_letter(house: House) -> None:
+async def test_no_id_of_a_client_is_taken_for_a_letter(house: House) -> None:
     """R8, P1: A message with the very id under which a letter goes back does not keep it out."""
     queue = await mortal(house)
     await bury(house, queue, [message(0, "a")])

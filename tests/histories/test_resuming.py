@@ -96,7 +96,7 @@ async def test_what_a_client_holds_stays_its_own_over_a_lost_transport(
     assert [body for _, body, _ in await back.given(1)] == [2]
 
 
-async def test_a_client_whose_silence_closed_its_transport_is_heard_again(
+async def test_a_client_whose_silence_closed_its_transport_is_read_again(
     client: Client, house: House
 ) -> None:
     """R22: 4001 says to come back. Its later frames count, and it is given more."""
@@ -182,7 +182,7 @@ async def test_who_does_not_ask_to_linger_does_not(house: House) -> None:
     assert [body for _, body, _ in await other.take(1)] == [0]
 
 
-async def test_a_session_moves_while_its_old_transport_still_stands(
+async def test_a_session_moves_while_its_old_transport_is_open(
     client: Client, house: House
 ) -> None:
     """The socket died in silence. The session has the new transport, and the old one is told."""
@@ -331,7 +331,7 @@ async def test_somebody_else_s_session_is_nobody_s(client: Client) -> None:
     assert client.close_code is None
 
 
-async def test_a_hello_with_a_session_stands_alone(client: Client) -> None:
+async def test_a_hello_with_a_session_is_alone_in_its_message(client: Client) -> None:
     """P12: Later frames would go to the wrong session."""
     client.session.on_transport_lost()
     back = client.again()

@@ -225,7 +225,7 @@ async def test_a_circle_of_dead_letters_names_no_queue_that_one_may_not_see(hous
     assert "new → between → another queue → new" in answer["detail"]
 
 
-async def test_to_have_an_alert_told_to_a_queue_is_to_publish_there(house: House) -> None:
+async def test_an_alert_to_a_queue_needs_the_right_to_publish_there(house: House) -> None:
     """This holds for a part or the whole, and for one alert or all of them. To change another
     setting needs no such right."""
     await house.queue()

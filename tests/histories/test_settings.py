@@ -398,7 +398,7 @@ async def test_a_seek_counts_nothing_that_another_group_or_the_retention_keeps(
     await told(house, http, seeking(http, "latest"), 3, keeps=6)
 
 
-async def test_a_seek_counts_what_stands_aside(house: House, http: httpx2.AsyncClient) -> None:
+async def test_a_seek_counts_messages_set_aside(house: House, http: httpx2.AsyncClient) -> None:
     """A message that waits for its next attempt goes with the others, wherever the seek goes."""
     await made(http, partitions=1, backoff_s=3600, backoff_max_s=3600)
     await made(http, GROUP)

@@ -71,7 +71,7 @@ async def test_a_join_elsewhere_moves_half_and_nothing_comes_twice(town: Town) -
 
 
 @town()
-async def test_those_who_join_together_are_one_write(town: Town) -> None:
+async def test_consumers_that_join_together_are_one_write(town: Town) -> None:
     """R14: Three hundred come back to a gateway at once, and half of them leave before they have
     joined. The one row is read and written once or twice."""
     one, two = town.gateways
@@ -518,7 +518,7 @@ async def test_a_client_that_lost_its_socket_is_only_where_it_came_back(town: To
 
 
 @town()
-async def test_a_client_whose_old_socket_still_stands_is_told_there(town: Town) -> None:
+async def test_a_client_is_notified_over_its_old_socket_while_that_is_open(town: Town) -> None:
     """The earlier gateway did not notice. The client of that socket is told not to come back."""
     one, two = town.gateways
     _, client, held = await connected(town)

@@ -92,7 +92,7 @@ def test_what_another_gateway_appends_during_a_commit_here_is_given_out(tmp_path
     run(main())
 
 
-async def test_a_reader_at_the_end_hears_of_what_was_published_while_nobody_told(
+async def test_a_reader_at_the_end_gets_messages_whose_wake_up_was_lost(
     tmp_path: Path,
 ) -> None:
     """R10: A gateway also polls slowly, for readers that wait for a first message too."""

@@ -114,7 +114,7 @@ async def test_a_page_that_is_kept_gives_its_places_to_those_who_work(
 
 
 async def until(count: Callable[[], Awaitable[int]], wanted: int) -> None:
-    """Wait until it is so many."""
+    """Wait until it is this many."""
     async with asyncio.timeout(WAIT_MS / 1000):
         while (await count()) != wanted:  # noqa: ASYNC110 - asked of the broker, which tells nobody
             await asyncio.sleep(0.05)

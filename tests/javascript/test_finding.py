@@ -13,7 +13,7 @@ from tests.layout.tree import ROOT
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    """What was found before counts neither here nor afterwards."""
+    """Forget earlier findings, so that they count neither in a test nor after it."""
     chromium.executable.cache_clear()
     node.node.cache_clear()
     yield

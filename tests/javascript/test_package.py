@@ -36,7 +36,7 @@ def without_comments(text: str) -> str:
 
 
 def imported(path: Path) -> list[str]:
-    """What a module imports, as it says it."""
+    """Return what a module imports, as it says it."""
     found = IMPORTED.findall(without_comments(path.read_text()))
     return ["".join(groups) for groups in found]
 
@@ -106,7 +106,7 @@ def test_every_module_is_used() -> None:
 
 
 def exported(folder: Path) -> set[str]:
-    """What `import "tocsin"` gives to a program in a folder of its own."""
+    """Return what `import "tocsin"` gives to a program in a folder of its own."""
     (folder / "node_modules").mkdir()
     (folder / "node_modules/tocsin").symlink_to(PACKAGE)
     program = folder / "program.mjs"

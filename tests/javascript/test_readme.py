@@ -38,7 +38,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def ran(program: str, folder: Path, url: str) -> str:
-    """What a program that imports the package writes."""
+    """Return what a program that imports the package writes."""
     (folder / "node_modules").mkdir()
     (folder / "node_modules/tocsin").symlink_to(PACKAGE)
     path = folder / "program.mjs"

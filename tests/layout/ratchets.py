@@ -408,7 +408,7 @@ def _calques_in(path: str, first_line: int, said: str) -> Found:
 
 
 def _blank(found: re.Match[str]) -> str:
-    """As much space in place of a match: its lines stay lines."""
+    """Return blanks in place of a match, without changing its line ends."""
     return re.sub(r"[^\n]", " ", found[0])
 
 

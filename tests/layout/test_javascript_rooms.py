@@ -52,7 +52,7 @@ def test_every_module_but_the_entry_has_a_room() -> None:
 
 
 @each(MODULES)
-def test_a_module_imports_only_what_stands_below_it(path: Path) -> None:
+def test_a_module_imports_only_modules_below_it(path: Path) -> None:
     assert [str(found) for found in imported(path) if room(found) > room(path)] == []
 
 

@@ -30,7 +30,7 @@ def test_a_reason_is_for_something_that_is_there(name: str) -> None:
     assert all(reasons(name).values())
 
 
-def test_risen_fallen_and_equal_figures_are_told_apart() -> None:
+def test_risen_fallen_and_equal_figures_are_distinguished() -> None:
     assert "may only fall" in judge("it", 3, 2)
     assert "lower the recorded number from 2 to 1" in judge("it", 1, 2)
     assert judge("it", 2, 2) == ""

@@ -80,7 +80,7 @@ def test_a_bucket_ends_where_the_next_one_begins(bits: int) -> None:
         assert above.percentile(50) >= edge
 
 
-def test_values_of_less_than_a_millisecond_are_told_apart() -> None:
+def test_values_below_a_millisecond_are_distinguished() -> None:
     """300 and 310 µs in nanoseconds: whole milliseconds, as Locust has them, would be 0."""
     histogram = Histogram()
     histogram.record(300_000, 99)

@@ -101,7 +101,7 @@ class World:
         return all(nodes[x].is_up and not nodes[x].is_cut for x in (one, other))
 
     def followers(self, place: str) -> list[Node]:
-        """Who is attached there."""
+        """Return who is attached there."""
         return [one for one in self.nodes.values() if one.follows == place and one.attached]
 
     def settle_links(self) -> None:

@@ -25,13 +25,13 @@ WAIT_S = 20.0
 
 
 class SqliteKeeper:
-    """One folder."""
+    """A folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def open(self, on_fatal: Callable[[str], None] | None = None) -> CatalogService:
-        """What the folder holds; by one at a time."""
+        """Return what the folder holds; by one at a time."""
         return await open_catalog(self._folder, on_fatal=on_fatal)
 
     async def close(self) -> None:
@@ -39,7 +39,7 @@ class SqliteKeeper:
 
 
 class RedisKeeper:
-    """One server, which is emptied first, and so many replicas of it."""
+    """A server, which is emptied first, and this many replicas of it."""
 
     def __init__(self, node: Node, *, replicas: int = 0) -> None:
         self.node = node
@@ -61,7 +61,7 @@ class RedisKeeper:
         return shard
 
     async def open(self, on_fatal: Callable[[str], None] | None = None) -> CatalogService:
-        """What the server holds, as one more gateway sees it; the first one makes it."""
+        """Return what the server holds, as one more gateway sees it; the first one makes it."""
         shard = await self.shard()
         await found_catalog(shard)
         opened = await RowStore.open(RedisDatabase(shard), on_fatal=on_fatal)
@@ -85,7 +85,7 @@ class LayoutKeeper:
         await self._servers.empty(MARKS.incarnation)
 
     async def open(self, on_fatal: Callable[[str], None] | None = None) -> CatalogService:
-        """What they hold, as one more gateway sees it; the first one makes it."""
+        """Return what they hold, as one more gateway sees it; the first one makes it."""
         shard = await self._servers.open(MARKS.incarnation)
         self._shards.push_async_callback(shard.close)
         await found_catalog(shard)
@@ -128,7 +128,7 @@ class ServiceKeeper:
         return service
 
     async def open(self, on_fatal: Callable[[str], None] | None = None) -> CatalogService:
-        """What it has, as one more gateway sees it."""
+        """Return what it has, as one more gateway sees it."""
         if self._service is None:
             self._service = await self._start()
         async with asyncio.timeout(WAIT_S):

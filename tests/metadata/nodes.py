@@ -40,7 +40,7 @@ class Network:
     async def ask(
         self, url: str, method: str, target: str, body: bytes | None, *, timeout_s: float
     ) -> NodeResponse:
-        """As NodeTransport.ask."""
+        """Implement NodeTransport.ask."""
         self.asked.append((url, method, target))
         if url == BALANCER:
             url = next(self._turns(), url)
@@ -70,7 +70,7 @@ class Network:
             yield ready[(self._turn + number) % len(ready)]
 
     async def close(self) -> None:
-        """As NodeTransport.close."""
+        """Implement NodeTransport.close."""
 
 
 async def _call(app: ASGIApp, method: str, target: str, body: bytes | None) -> NodeResponse:

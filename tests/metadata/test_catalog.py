@@ -29,7 +29,7 @@ LONGEST = "n" * limits.NAME_BYTES_MAX
 def parse_settings(
     data: bytes, kind: type[QueueSettings] | type[GroupSettings]
 ) -> QueueSettings | GroupSettings:
-    """What a request that has these bytes asks for."""
+    """Return what a request that has these bytes asks for."""
     form = QueueNaming if kind is QueueSettings else GroupChange
     return kind(**named_in(decode(data or b"{}", msgspec.json.Decoder(form))))
 

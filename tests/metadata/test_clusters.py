@@ -83,7 +83,7 @@ def test_of_who_never_answered_nothing_is_known_at_first() -> None:
                                                  wall_unix_ms=WALL)] == ["away"]  # fmt: skip
 
 
-def test_facts_are_told_when_they_are_others_and_not_each_time() -> None:
+def test_facts_are_sent_when_they_change_and_not_each_time() -> None:
     clusters = Clusters()
     told = []
     for at, used in enumerate((10, 10, 11, 13, 14, 79, 81, 80, 79, 60)):
@@ -196,7 +196,7 @@ def test_what_is_wished_for() -> None:
     assert wish_for([], set()) == ("enough", ())
 
 
-def test_a_wish_is_told_once_and_when_it_has_held() -> None:
+def test_a_wish_is_reported_once_and_after_its_time() -> None:
     scaling, told = Scaling(), []
     hot, well = [facts(85, state="hot")], [facts(50)]
     history = [(0, hot), (30, hot), (40, well), (50, hot), (50 + HOLD_S - 1, hot),

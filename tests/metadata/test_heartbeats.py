@@ -16,7 +16,7 @@ def row(**gateways: tuple[str, ...]) -> Membership:
     )  # fmt: skip
 
 
-def test_a_gateway_whose_number_stands_still_is_gone() -> None:
+def test_a_gateway_whose_heartbeat_does_not_change_is_gone() -> None:
     seen = Heartbeats()
     assert seen.gone() == {}
     assert not seen.is_gone("x", now=0)
@@ -51,7 +51,7 @@ def test_who_was_frozen_takes_nobody_for_gone() -> None:
     assert not seen.is_alone(now=90)
 
 
-def test_a_gateway_that_is_forgotten_is_not_told_any_more() -> None:
+def test_a_forgotten_gateway_gets_no_more_notices() -> None:
     seen = Heartbeats()
     seen.saw({"x": 1, "y": 1}, now=0)
     seen.saw({"y": 1}, now=GONE_S)

@@ -768,7 +768,7 @@ async def test_closing_finishes_what_has_begun_and_refuses_the_rest(
     await catalog.close()
 
 
-async def test_an_unknown_commit_is_fatal_and_told_once(tmp_path: Path) -> None:
+async def test_an_unknown_commit_is_fatal_and_reported_once(tmp_path: Path) -> None:
     """R31. A real failure: the file may not grow."""
     fatal: list[str] = []
     catalog = await open_catalog(tmp_path, on_fatal=fatal.append)

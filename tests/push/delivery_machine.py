@@ -126,7 +126,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         return next((r for r in self.records if r.first <= offset <= r.last), None)
 
     def record_from(self, offset: int) -> Record | None:
-        """What a read at this offset finds."""
+        """Return what a read at this offset finds."""
         kept = (r for r in self.records if not self.model.messages[r.first].gone)
         return next((r for r in kept if r.last >= offset), None)
 

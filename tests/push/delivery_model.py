@@ -41,7 +41,7 @@ def make_record(first: int, keys: Iterable[int], expires_unix_ms: Iterable[int] 
 
 
 class Store:
-    """One cursor, as the storage port describes it."""
+    """A cursor, as the storage port describes it."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -408,7 +408,7 @@ class Model:
         )
 
     def touch(self, number: int, first: int, last: int) -> Judged:
-        """What a nack or extend takes effect on."""
+        """Return what a nack or extend takes effect on."""
         verdicts = {}
         for offset in range(first, last + 1):
             if self.skips(number, offset):

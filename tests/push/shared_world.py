@@ -102,7 +102,7 @@ class World:
         """Standing shares that may be used besides: of gateways that were cut off or ended."""
         self.allowed = 0
         self.spare = max(0, count - rate.burst)
-        """Units that may pass besides, for other reasons: each gateway has one at least."""
+        """Units that may pass also, for other reasons: each gateway has one at least."""
         self._level = 0.0
         self._level_s = 0.0
         self.log: list[tuple[float, int]] = []

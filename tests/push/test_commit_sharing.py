@@ -33,7 +33,7 @@ def shared(small_s: float = SMALL_S) -> FairShare[str]:
 
 
 def skewed(now: float = 0.0) -> FairShare[str]:
-    """One whose load is skewed."""
+    """Return a sharing with a skewed load."""
     made = shared()
     made.choose([*HEAVY, *LIGHT], now=now)
     assert made.is_skewed(now=now)
@@ -241,7 +241,7 @@ def test_heavy_owners_get_nothing_while_light_ones_have_something_under_way() ->
 
 
 def often(now: float = 0.0) -> FairShare[str]:
-    """One whose load is skewed, and light owners have come twice in a short while."""
+    """Return a sharing with a skewed load, whose light owners came twice in a short while."""
     made = skewed(now - LIGHT_GAP_S)
     made.choose([*HEAVY, *LIGHT], now=now)
     return made

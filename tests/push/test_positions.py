@@ -50,7 +50,7 @@ def state(start: int, certified: int, generation: int = 1, number: int = 0) -> P
         (PartitionPosition(1, 3), 9, 9, Gap(3, 8)),  # everything truncated (R2)
     ],
 )
-def test_a_place_of_this_history_is_resumed_or_told_its_gap(
+def test_a_place_of_this_history_is_resumed_or_gets_its_gap(
     place: PartitionPosition, start: int, certified: int, expected: Verdict
 ) -> None:
     assert verdict(place, state(start, certified)) == expected
@@ -137,7 +137,7 @@ def test_no_verdict_hides_a_missing_message(
         assert answer.next_offset == start
 
 
-def test_retention_that_overtakes_a_stream_is_told_as_a_gap() -> None:
+def test_retention_that_overtakes_a_stream_is_a_gap() -> None:
     assert overtaken(10, 10) is None
     assert overtaken(10, 7) is None  # the record that holds it begins before it
     assert overtaken(10, 25) == Gap(10, 24)

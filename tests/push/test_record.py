@@ -25,7 +25,7 @@ producer_ids = st.sampled_from([bytes([number]) * 16 for number in range(1, 4)])
 
 @dataclass(frozen=True)
 class Given:
-    """One message as a publisher hands it in."""
+    """A message as a publisher hands it in."""
 
     encoded: bytes
     key_hash: int

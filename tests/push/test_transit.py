@@ -1,5 +1,5 @@
 """What is in transit to a client: leases that do not run (P6, R20), and a window. In literal time,
-and as a line that carries so many bytes a second and answers each mark that has passed it."""
+and as a line that carries this many bytes a second and answers each mark that has passed it."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -105,7 +105,7 @@ async def test_a_crowd_is_accepted_a_few_in_each_turn() -> None:
             one.close()
 
 
-async def test_all_of_a_crowd_are_heard() -> None:
+async def test_every_client_of_a_crowd_is_read() -> None:
     there: list[Hearing] = []
     loop = asyncio.get_running_loop()
     async with accepting(there, ArrivalGate()) as port:

@@ -26,7 +26,7 @@ HEADER = "X-Client-Name"
 
 
 def behind(*headers: tuple[str, str], peer: ClientAddress = PROXY) -> ClientAddress:
-    """Who is behind the peer, which is asked only where it is trusted."""
+    """Return who is behind the peer, which is asked only where it is trusted."""
     addresses = Addresses(TRUSTED, certificate_header=HEADER)
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     return addresses.behind(peer, raw) if addresses.trusts(peer) else peer
@@ -67,7 +67,7 @@ def test_the_rightmost_address_that_is_no_proxy_is_the_client(
     assert behind(*headers, peer=STRANGER) == STRANGER
 
 
-def test_a_client_is_followed_through_so_many_proxies_and_no_further() -> None:
+def test_a_client_is_followed_through_a_bounded_number_of_proxies() -> None:
     for proxies, client in ((PROXIES_MAX - 1, "198.51.100.4"), (PROXIES_MAX, "10.9.9.9")):
         hops = ["198.51.100.4", *["10.9.9.9"] * proxies]
         assert behind(("x-forwarded-for", ", ".join(hops))).text == client

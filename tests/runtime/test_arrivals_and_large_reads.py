@@ -32,7 +32,7 @@ class Clock:
 
 
 async def turns_of(count: int, clock: Clock, took_s: float) -> None:
-    """So many turns of the loop, each with so much in it."""
+    """This many turns of the loop, each with so much in it."""
     for _ in range(count):
         clock.now += took_s
         await asyncio.sleep(0)

@@ -64,7 +64,7 @@ def pings(first: int, count: int) -> bytes:
     return wire_frame(msgspec.json.encode(one))
 
 
-async def test_a_session_that_floods_is_heard_at_its_pace_and_loses_nothing(
+async def test_a_session_that_floods_is_read_at_its_rate_and_loses_nothing(
     gateway: Gateway,
 ) -> None:
     """P9: frames that are no publishes, in large messages; somebody else is answered meanwhile."""
@@ -120,7 +120,7 @@ async def test_publishes_are_not_what_is_counted(gateway: Gateway) -> None:
     await wire.close()
 
 
-async def test_one_part_of_a_turn_has_so_many_frames() -> None:
+async def test_one_part_of_a_turn_has_a_bound_of_frames() -> None:
     """P9. On both sides; without a limit, the rest has its turns one after the other."""
     async with serve(
         Connections(SessionServices(broker_in_memory(), Authenticator(None)))
@@ -321,5 +321,5 @@ def _sessions() -> int:
 
 
 def _refusals() -> list[Refused]:
-    """Those that are alive; other tests may have left some."""
+    """Return those that are alive; other tests may have left some."""
     return [one for one in gc.get_objects() if isinstance(one, Refused)]

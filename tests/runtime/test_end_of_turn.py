@@ -68,7 +68,7 @@ async def test_a_backlog_has_no_more_of_a_turn_where_several_commits_are_answere
 
 
 @pytest.mark.parametrize("failure", [ValueError("no"), asyncio.CancelledError("no")])
-async def test_one_that_fails_fails_alone_and_is_told(failure: BaseException) -> None:
+async def test_one_that_fails_fails_alone_and_is_reported(failure: BaseException) -> None:
     end, done, told = EndOfTurn(), list[str](), list[str]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(repr(context["exception"])))

@@ -18,7 +18,7 @@ def nothing() -> int:
 
 
 def used_up() -> FrameRate:
-    """Its whole burst is used, at second 0."""
+    """Return a rate whose whole burst is used, at second 0."""
     rate = FrameRate(RATE)
     assert rate.charge(1000, nothing, now=0) == 0
     return rate

@@ -87,7 +87,7 @@ async def test_the_token_for_metrics_opens_nothing_else_of_a_node(
         assert 'tocsin_node_requests_total{status="4xx"}' in answer.text
 
 
-def test_every_metric_of_the_table_is_told_somewhere() -> None:
+def test_every_metric_of_the_table_is_exported_somewhere() -> None:
     told = "".join(
         text(path)
         for path in files(".py", "gateway", "runtime", "services")

@@ -33,12 +33,12 @@ class Collector(HTTPServer):
 
     @property
     def url(self) -> str:
-        """What OTEL_EXPORTER_OTLP_ENDPOINT is."""
+        """Return what OTEL_EXPORTER_OTLP_ENDPOINT is."""
         return f"http://127.0.0.1:{self.server_port}"
 
 
 class Taking(BaseHTTPRequestHandler):
-    """One request."""
+    """A request."""
 
     server: Collector
 

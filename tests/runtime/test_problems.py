@@ -99,7 +99,7 @@ async def test_refusals_are_not_logged(caplog: pytest.LogCaptureFixture) -> None
 
 
 async def call(app: ASGIApp) -> list[Any]:
-    """What the application sends."""
+    """Return what the application sends."""
     sent: list[Any] = []
 
     async def receive() -> Any:

@@ -34,7 +34,7 @@ class Way:
 
     @property
     def mode(self) -> Mode:
-        """What is done to the bytes."""
+        """Return what is done to the bytes."""
         return self._mode
 
     @mode.setter

@@ -146,7 +146,7 @@ def haproxy(place: Place, host: Host | None = None) -> Program:
 
 
 def haproxy_command(place: Place) -> list[str]:
-    """What starts it, its file written."""
+    """Return what starts it, its file written."""
     return [
         needed("haproxy"), "-db", "-L", place.name,
         "-C", str(place.folder), "-f", str(place.haproxy()),
@@ -154,7 +154,7 @@ def haproxy_command(place: Place) -> list[str]:
 
 
 def told(place: Place, command: str) -> str:
-    """What this balancer's HAProxy answers to a command of its admin socket."""
+    """Return what this balancer's HAProxy answers to a command of its admin socket."""
     folder = os.open(place.folder, os.O_PATH)
     try:
         with socket.socket(socket.AF_UNIX) as asked:

@@ -90,7 +90,7 @@ class Replicated:
     nodes: list[Node]
 
     def running(self) -> list[Node]:
-        """Those with a process."""
+        """Return those with a process."""
         return [node for node in self.nodes if node.is_running]
 
     @property
@@ -105,7 +105,7 @@ class Replicated:
 
     @property
     def replicas(self) -> list[Node]:
-        """Those running that call themselves so."""
+        """Return those running that call themselves so."""
         return [node for node in self.running() if node.role() == "slave"]
 
     def are_in_sync(self) -> bool:
@@ -256,7 +256,7 @@ class Cluster:
 
 @contextmanager
 def single(binary: Binary, folder: Path, *, with_users: bool = False) -> Iterator[Node]:
-    """One primary without replicas."""
+    """Yield one primary without replicas."""
     with _places(binary, folder, with_users) as places:
         node = places.node("primary", "primary")
         node.wait_ready()

@@ -191,7 +191,7 @@ class Node:
             connection.disconnect()
 
     def info(self, section: str) -> dict[str, str]:
-        """One section of INFO."""
+        """Return one section of INFO."""
         return fields(self.ask("INFO", section))
 
     def role(self) -> str:
@@ -232,11 +232,11 @@ def wait_in_sync(primary: Node, replicas: Sequence[Node]) -> None:
 
 
 def written(primary: Node, key: str, copies: int) -> None:
-    """Set this key to itself, and have it confirmed by so many replicas, on one connection: on
+    """Set this key to itself, and have it confirmed by this many replicas, on one connection: on
     another one WAIT would count copies of something else.
 
     Raises:
-        AssertionError: other than so many have confirmed it within 10 s.
+        AssertionError: other than this many have confirmed it within 10 s.
     """
     with (
         contextlib.closing(redis.Redis(primary.address, primary.port)) as client,

@@ -42,7 +42,7 @@ def needed(name: str) -> str:
 
 
 class Program:
-    """One process at a time of a command, which ends when the thread that started it does: start
+    """A command, one process at a time, which ends when the thread that started it does: start
     it from the main thread. `inside` is the command that runs another in its network; what it
     says is added to `log`. Its environment is ours with `settings`."""
 
@@ -88,7 +88,7 @@ class Program:
         return None if self._process is None else self._process.poll()
 
     def said(self) -> str:
-        """Its log, over all its lives."""
+        """Return its log, over all its lives."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def tell(self, number: signal.Signals) -> None:

@@ -60,7 +60,7 @@ class Pair:
     gateways: list[Server]
 
     def holder(self, address: str) -> list[Balancer]:
-        """Those that have it on their interface."""
+        """Return those that have it on their interface."""
         return [one for one in self.balancers if f" {address}/" in shown(one.host)]
 
     def url(self, address: str) -> str:

@@ -80,7 +80,7 @@ def settings(name: str) -> dict[str, str]:
 
 
 def got(node: Node, name: str) -> str:
-    """What CONFIG GET says of a setting."""
+    """Return what CONFIG GET says of a setting."""
     answer: list[str] = node.ask("CONFIG", "GET", name)
     return answer[1]
 
@@ -109,7 +109,7 @@ def test_what_the_files_set_is_in_force(node: Node) -> None:
 
 
 def examined(node: Node) -> list[str]:
-    """What the broker finds wrong with it before it starts, as its own user."""
+    """Return what the broker finds wrong with it before it starts, as its own user."""
     reach = Reach(BROKER.user, BROKER.password)
     return asyncio.run(examine(Address(node.address, node.port), reach))
 

@@ -70,7 +70,7 @@ class Shard:
 
 
 def run(shard: Shard, manager: ClusterElectable, begin: float, seconds: int) -> list[ReplicaAct]:
-    """What is done in so many seconds, from `begin` on."""
+    """Return what is done in this many seconds, from `begin` on."""
     done: list[ReplicaAct] = []
     for second in range(seconds):
         acts = manager.saw(shard.look(), now=begin + second)

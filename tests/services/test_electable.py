@@ -30,7 +30,7 @@ def breathe(world: World, seconds: float = LOOK_S, rounds: int = 3) -> None:
 
 
 def look(world: World, manager: Electable) -> list[ReplicaAct]:
-    """One look of a manager that does what it finds to do."""
+    """Let a manager look once and do what it finds to do."""
     acts = manager.saw(world.look(), now=world.now)
     for act in acts:
         if world.do(act):
@@ -41,7 +41,7 @@ def look(world: World, manager: Electable) -> list[ReplicaAct]:
 def run(
     world: World, manager: Electable, seconds: float, step_s: float = LOOK_S
 ) -> list[ReplicaAct]:
-    """So many seconds of it; all that was done."""
+    """Run it for this many seconds; return all that was done."""
     done: list[ReplicaAct] = []
     for _ in range(round(seconds / step_s)):
         breathe(world, step_s)

@@ -30,7 +30,7 @@ class Row:
         return self.now
 
     def fail_over(self, lost: int) -> None:
-        """So many last writes were nowhere else."""
+        """This many last writes were nowhere else."""
         for _ in range(min(lost, len(self.before))):
             self.now = self.before.pop()
 

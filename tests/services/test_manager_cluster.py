@@ -46,7 +46,7 @@ class Managed:
     """Of that shard, to the manager."""
 
     async def becomes_so(self, replicas: int, out: int) -> None:
-        """Wait until the manager sees this R, so many who are out, and nothing left to do."""
+        """Wait until the manager sees this R, this many who are out, and nothing left to do."""
 
         def is_so() -> bool:
             (told,) = [
@@ -73,7 +73,7 @@ class Managed:
 
 @asynccontextmanager
 async def managed(servers: Cluster, replicas: int) -> AsyncIterator[Managed]:
-    """Provisioned with so many replicas of each primary, under load."""
+    """Provisioned with this many replicas of each primary, under load."""
     there = ",".join(f"{node.address}:{node.port}" for node in servers.nodes)
 
     def target(user: str) -> redis_target.Target:

@@ -72,7 +72,7 @@ class World:
         return facts.state if facts is not None else None
 
     def told(self) -> list[dict[str, Any]]:
-        """What the hook was told, in order."""
+        """Return the calls that the hook received, in order."""
         if not self.heard.exists():
             return []
         return [json.loads(line) for line in self.heard.read_text().splitlines() if line]
@@ -196,14 +196,14 @@ async def test_the_hook_hears_once_of_what_has_held(world: World) -> None:
     ]  # fmt: skip
 
 
-async def test_another_manager_does_not_say_again_what_was_heard(world: World) -> None:
+async def test_another_manager_does_not_repeat_what_was_received(world: World) -> None:
     world.used = {"a": 85, "b": 90}
     await steps(world.manager(), 0, HOLD_S)
     await steps(world.manager(), 0, HOLD_S, HOOK_S, 1000)
     assert len(world.told()) == 1
 
 
-async def test_a_hook_that_has_not_heard_is_told_again_under_the_same_number(
+async def test_a_hook_that_did_not_answer_is_called_again_under_the_same_number(
     world: World,
 ) -> None:
     """Also by the manager that leads next, once the one before must have ended telling it."""

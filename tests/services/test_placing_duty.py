@@ -57,7 +57,7 @@ async def urls(nodes: list[Node]) -> str:
 
 @pytest.fixture
 async def gateway(urls: str, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """One over both."""
+    """Yield one over both."""
     opened = Gateway(tmp_path / "gateway", urls)
     await opened.open()
     yield opened

@@ -27,7 +27,7 @@ INSTALL, MASTER, WORKER, SUBMIT = range(4)
 
 
 def page_blocks() -> list[str]:
-    """What the page says to type."""
+    """Return what the page says to type."""
     section = (
         (ROOT / "spark/README.md").read_text().split("### On a cluster\n")[1].split("\n## ")[0]
     )
@@ -50,7 +50,7 @@ class Cluster:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def typed(self, block: int) -> str:
-        """What the page says, about places of the test."""
+        """Return what the page says, about places of the test."""
         text = page_blocks()[block]
         for theirs, ours in self._places.items():
             assert any(theirs in block for block in page_blocks()), theirs

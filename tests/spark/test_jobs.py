@@ -75,7 +75,7 @@ class Run:
 
 @pytest.fixture(scope="session", params=["whole", pytest.param("stepped", marks=soak)])
 def run(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Run]:
-    """One fault of each kind; besides, a clock that was stepped a day on and back over a month's
+    """One fault of each kind; also, a clock that was stepped a day on and back over a month's
     end, in many files: three days to be rolled up."""
     plan = Plan(messages=4_000, faults=FAULTS, redeliveries=4)
     if request.param == "stepped":
@@ -737,7 +737,7 @@ def test_the_last_minute_of_a_killed_gateway_is_explained_and_nothing_else(
     used.mkdir()
 
     def differences(*messages_in: int) -> tuple[int, int, str]:
-        """(explained, left, why) with a usage log of so many in these minutes."""
+        """(explained, left, why) with a usage log of this many in these minutes."""
         lines = [
             {"schema": 1, "minute_unix_ms": (T0 // minute + step) * 60_000, "tenant": "default",
              "messages_in": count, "messages_out": 0}
@@ -821,7 +821,7 @@ OWNED = position("owned", 0)
 
 
 def keyed(count: int) -> list[dict[str, Any]]:
-    """So many messages of one key, each certified by itself."""
+    """Return this many messages of one key, each certified by itself."""
     return [certified([[0, offset, 1]], T0 + offset, keys=KEY) for offset in range(count)]
 
 
@@ -904,7 +904,7 @@ def without_its_beginning(*lost: int) -> list[dict[str, Any]]:
 
 
 def two_owners(**released: Any) -> list[dict[str, Any]]:
-    """One gateway gave and settled a message; the next owner gives it again."""
+    """Return the lines of a message that one owner gave and settled, and the next gives again."""
     other = {"gateway": OTHER}
     return [
         OWNED, *keyed(1), dispatched([[0, 0, 1]], T0 + 10), acked(0, T0 + 10, T0 + 20),
@@ -1205,7 +1205,7 @@ def test_a_closed_day_neither_accuses_a_broker_nor_excuses_it(
 
 
 @soak
-def test_a_file_that_is_missing_is_told_by_the_names_of_the_others(
+def test_a_missing_file_is_recognized_by_the_names_of_the_others(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
@@ -1463,7 +1463,7 @@ def test_an_empty_log_makes_a_report_too(spark: SparkSession, tmp_path: Path) ->
     assert "There is nothing to judge yet." in text
 
 
-def test_targets_are_told_by_queue() -> None:
+def test_targets_are_shown_by_queue() -> None:
     def seconds(text: str) -> float:
         return float(text)
 

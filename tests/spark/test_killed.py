@@ -42,7 +42,7 @@ def start(job: str, lake: Path, *arguments: str, said: Path) -> "subprocess.Pope
 
 
 def moments(lake: Path) -> dict[str, Callable[[], object]]:
-    """What can be seen of a batch that is under way, from its beginning to its end."""
+    """Return what can be seen of a batch that is under way, from its beginning to its end."""
     spans = lake / "spans"
     return {
         "begun": lambda: sorted((lake / "staging").glob("*")),

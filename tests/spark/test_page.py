@@ -390,7 +390,7 @@ class Tags(HTMLParser):
         "📦👩\u200d👧" * 30, "\ud800",
     ],
 )  # fmt: skip
-def test_a_hostile_name_is_only_a_name_wherever_it_stands(name: str) -> None:
+def test_a_hostile_name_is_only_a_name_everywhere(name: str) -> None:
     few = [latency_row(name, name), latency_row("x", name) | {"tenant": name}]
     rows = Top(few, 2)
     loss = LOSS | {"gateway": name, "file": name, "reason": name}

@@ -281,7 +281,7 @@ def test_a_step_that_fails_has_no_line_and_its_name_is_known(tmp_path: Path) -> 
     assert progress.failed == "ingest"
 
 
-def test_steps_at_once_are_each_told_of() -> None:
+def test_several_clock_steps_at_once_are_each_logged() -> None:
     said = io.StringIO()
     progress = Progress(said, line_every_s=0.001)
     with progress.step("rollup") as rollup, progress.step("order-audit") as audit:
@@ -414,7 +414,7 @@ def test_workers_run_this_python_unless_the_user_names_another(
 
 
 def test_the_command_is_there_and_is_loaded_without_pyspark() -> None:
-    """As every verb is whenever `tocsin --help` is asked."""
+    """Every verb is imported for `tocsin --help`."""
     code = (
         "import sys; sys.modules['pyspark'] = None\n"
         "import spark.command, spark.submit, spark.synthetic, spark.page\n"
@@ -491,7 +491,7 @@ def test_logs_need_a_lake_of_their_own_and_usage_needs_logs(tmp_path: Path) -> N
         assert said in done.output
 
 
-def test_logs_that_are_not_there_are_told_before_spark_begins(tmp_path: Path) -> None:
+def test_missing_logs_are_reported_before_spark_begins(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     for place, said in ((tmp_path / "none", "no folder"), (tmp_path / "no*", "nothing matches")):
         told = refused("--logs", str(place), "--lake", str(lake))

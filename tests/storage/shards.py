@@ -64,7 +64,7 @@ def sentinels(nodes: Sequence[Node]) -> Find:
 async def shard(
     given: Settings, *, replicas: int, marks: Marks = MARKS
 ) -> AsyncIterator[RedisShard]:
-    """One that is provisioned with so many replicas."""
+    """One that is provisioned with this many replicas."""
     await provision(replace(given, wait_s=10.0), MARKS.incarnation, replicas)
     opened = await RedisShard.open(given, marks)
     try:

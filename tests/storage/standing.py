@@ -42,7 +42,7 @@ class Kind(NamedTuple):
 
 
 def all_kinds() -> list[Kind]:
-    """What there is here; the one that has the whole contract comes first. Where there is no
+    """Return what there is here; the one that has the whole contract comes first. Where there is no
     server, one of Valkey's stands in the list all the same: its tests fail and say what to do."""
     try:
         engines = [binary.engine for binary in binaries()]
@@ -52,7 +52,7 @@ def all_kinds() -> list[Kind]:
 
 
 def kinds(is_selected: bool) -> list[Kind]:
-    """Those that a test of the contract runs on; `is_selected`: it is marked `layouts`."""
+    """Return those that a test of the contract runs on; `is_selected`: it is marked `layouts`."""
     found = all_kinds()
     return found if is_selected or WHOLE else found[:1]
 
@@ -96,7 +96,7 @@ class Standing:
             await tried(lambda given=given: provision(given, incarnation, self.replicas))
 
     def primaries(self) -> list[Node]:
-        """Who is asked to forget, and whose replicas do then as well."""
+        """Return the servers that are asked to forget, and whose replicas then do too."""
         if self.cluster is not None:
             return list(self.cluster.shards())
         return [node for node in self.nodes if node.role() == "master"]

@@ -75,7 +75,7 @@ async def house() -> AsyncIterator[House]:
 
 
 def away() -> Refused:
-    """What a cluster says that is not there."""
+    """Return the error of a cluster that is away."""
     return Refused("storage_unavailable", "it does not answer")
 
 

@@ -162,7 +162,7 @@ def frame_of(ref: int, messages: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def test_no_more_than_so_many_messages_await_their_answer(narrow: Server) -> None:
+async def test_the_number_of_unanswered_messages_is_bounded(narrow: Server) -> None:
     """Both frames come at once, so no commit can come between. The second is refused whole, and the
     same publish goes through as soon as there is room."""
     token = SETTINGS["TOCSIN_TOKEN"]

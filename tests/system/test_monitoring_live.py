@@ -112,7 +112,7 @@ async def told(world: World, name: str, accept: str) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-async def test_prometheus_own_parser_reads_every_process_and_every_metric_is_told(
+async def test_prometheus_own_parser_reads_every_process_and_every_metric(
     world: World, worked: "Worked", form: str
 ) -> None:
     accept, content_type, parse = FORMATS[form]
@@ -211,7 +211,7 @@ def test_a_dashboard_of_a_service_shows_its_own_processes(worked: Worked) -> Non
     assert sum(map(len, seen.values())) == len(set().union(*seen.values()))
 
 
-def test_a_holder_is_told_of_his_queue_alone(worked: Worked) -> None:
+def test_a_holder_sees_only_their_own_queue(worked: Worked) -> None:
     found = worked.prometheus.ask(
         "series", **{"match[]": '{job="tocsin-orders",__name__=~"tocsin_.*"}'}
     )

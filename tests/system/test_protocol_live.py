@@ -132,7 +132,7 @@ async def test_a_session_goes_as_the_protocol_shows(
     assert (await socket.ask(unsubscribe))["type"] == "ok"
 
 
-async def test_a_reader_is_told_what_the_protocol_shows(
+async def test_a_reader_receives_the_frames_that_the_protocol_shows(
     http: httpx2.AsyncClient, socket: Socket
 ) -> None:
     """Positions and verdicts (P10)."""

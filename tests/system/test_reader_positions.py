@@ -142,7 +142,7 @@ async def test_a_gap_where_retention_has_passed_the_position(client: tocsin.Clie
         assert sorted(await take(reader, 8)) == list(range(8, 16))
 
 
-async def test_a_gap_in_mid_stream_is_told_before_what_follows(client: tocsin.Client) -> None:
+async def test_a_gap_in_mid_stream_is_reported_before_later_messages(client: tocsin.Client) -> None:
     await client.create_queue("overtaken", partitions=1)
     await client.create_group("overtaken", "sweeper")
     await publish(client, "overtaken", 0)
@@ -187,7 +187,7 @@ async def test_a_forged_token_is_unknown_where_it_is_forged(
         assert sorted(await take(reader, 8)) == list(range(8, 16)), "nothing of before"
 
 
-async def test_a_gap_beside_an_unknown_partition_is_told_all_the_same(
+async def test_a_gap_beside_an_unknown_partition_is_reported_too(
     client: tocsin.Client,
 ) -> None:
     """Continuing at the end takes several subscribes; none of them swallows a verdict."""

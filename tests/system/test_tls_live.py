@@ -99,7 +99,7 @@ def test_the_command_trusts_the_authority_of_the_environment(broker: Broker) -> 
 @pytest.mark.usefixtures("broken_handshakes")
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.parametrize("arguments", [["queue", "list"], ["publish", "q", "1"]])
-def test_an_authority_that_is_not_known_is_told_with_what_to_do(
+def test_an_unknown_authority_is_reported_with_what_to_do(
     broker: Broker, arguments: list[str]
 ) -> None:
     done = CliRunner().invoke(cli, arguments, env={"TOCSIN_URL": broker.url})

@@ -82,7 +82,7 @@ async def test_the_metadata_stalls_and_who_publishes_and_consumes_does_not_notic
     hold(await calm.calm(calm.Plan(seconds=2.0, rate=200, before_s=0.5), print))
 
 
-async def test_a_queue_that_is_flooded_is_told_so_and_another_one_goes_on() -> None:
+async def test_a_flooded_queue_is_refused_and_another_one_goes_on() -> None:
     """P1, P9: the other queue has no error, and accepted messages of the flood are stored."""
     hold(await noisy.noisy(noisy.Plan(0.6, 1, 0.1, nices=(0,)), print))
 
@@ -92,7 +92,7 @@ async def test_what_overflows_is_dead_or_acked_and_in_order() -> None:
     hold(await overflow.overflow(overflow.Plan(rounds=8, batches=25), print))
 
 
-async def test_a_bulk_load_is_stored_beside_a_trickle_and_told_where_it_is_held_back() -> None:
+async def test_a_bulk_load_is_stored_beside_a_trickle_and_reports_where_it_is_held_back() -> None:
     """P1, P9: nothing of either is refused or lost. Over a queue's limit the command reports how
     much was deferred."""
     plan = bulk.Plan(lines=4_000, rate=50, rounds=1, loads=2, alone_s=0.5, nice=0)

@@ -270,7 +270,7 @@ async def test_an_exception_leaves_the_last_message_undone(client: tocsin.Client
         assert (await anext(reader)).body == 1
 
 
-async def test_a_gap_that_was_raised_and_not_passed_is_told_again(
+async def test_a_gap_that_was_raised_and_not_passed_is_reported_again(
     broker: FakeBroker, client: tocsin.Client
 ) -> None:
     store = tocsin.MemoryPositions()
@@ -303,7 +303,7 @@ async def test_what_the_store_raises_reaches_the_reader_and_nothing_is_lost(
     assert store.offsets()[-1] == 6
 
 
-async def test_a_save_by_the_clock_that_failed_is_told_once(client: tocsin.Client) -> None:
+async def test_a_timed_save_that_failed_is_reported_once(client: tocsin.Client) -> None:
     store = Recorder()
     await fill(client, 3)
     reading = client.read("orders", start="earliest", position_store=store, save_every_s=0.01)
@@ -343,7 +343,7 @@ async def test_a_throttle_that_never_saves_is_refused(
 
 
 @pytest.mark.parametrize("choice", ["earliest", "latest", "callback"])
-async def test_a_reader_goes_on_in_another_history_where_it_is_told_to(
+async def test_a_reader_goes_on_in_another_history_at_the_chosen_place(
     broker: FakeBroker, client: tocsin.Client, choice: str
 ) -> None:
     """R26, in mid-stream: what had come before is handed out first. What the broker pushes before

@@ -507,7 +507,7 @@ async def test_a_reader_goes_on_after_a_lost_connection(
         assert [(await anext(messages)).body for _ in range(2)] == [1, 2]
 
 
-async def test_a_gap_is_raised_or_told_and_reading_goes_on(
+async def test_a_gap_is_raised_or_reported_and_reading_goes_on(
     broker: FakeBroker, client: tocsin.Client
 ) -> None:
     await publish(client, *["a"] * 5)

@@ -144,7 +144,7 @@ async def test_a_character_that_the_output_has_not_is_an_escape(broker: FakeBrok
 
 
 @pytest.mark.parametrize("how", [("--group", "g"), ("--read", "--start", "earliest")], ids=" ".join)
-async def test_consuming_ends_with_whoever_reads_its_output(
+async def test_consuming_ends_with_the_reader_of_its_output(
     broker: FakeBroker, how: tuple[str, ...]
 ) -> None:
     """As in `tocsin consume … | head -1`: nothing else comes that could be written."""
@@ -159,7 +159,7 @@ async def test_consuming_ends_with_whoever_reads_its_output(
     await becomes(lambda: broker.received(frames.Unsubscribe))
 
 
-async def test_publishing_goes_on_when_whoever_reads_its_output_has_gone(
+async def test_publishing_goes_on_when_the_reader_of_its_output_has_gone(
     broker: FakeBroker,
 ) -> None:
     """The lines are to be stored, whoever wants to know how many they were."""
@@ -244,7 +244,7 @@ async def test_an_interrupted_pipe_says_how_many_are_stored(broker: FakeBroker) 
 
 
 async def test_a_second_interrupt_waits_for_no_answers(broker: FakeBroker, tmp_path: Path) -> None:
-    """What was sent and not answered is told apart from what was never sent."""
+    """What was sent and not answered is distinguished from what was never sent."""
     path = tmp_path / "lines"
     path.write_text("".join(f"{number}\n" for number in range(5_000)))
     broker.silent = True

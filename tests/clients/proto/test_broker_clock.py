@@ -25,7 +25,7 @@ def ask(clock: BrokerClock, at: float, there_s: float, back_s: float, ahead_us: 
     clock.on_pong(at, broker_us, now=at + there_s + back_s)
 
 
-def test_a_broker_that_does_not_say_is_not_told() -> None:
+def test_a_broker_without_a_clock_gets_no_times() -> None:
     clock = BrokerClock(wall_unix_us=WALL_US, now=100.0)
     clock.on_welcome(None, now=100.0)
     assert (clock.is_wanted, clock.offset_to_send_us, clock.is_due(100.0)) == (False, None, False)

@@ -51,7 +51,7 @@ def push(
     attempt: int = 1,
     skips: Sequence[int] = (),
 ) -> wire.Push:
-    """One message per key; "-": none."""
+    """Return one message per key; "-": none."""
     return wire.Push(
         subscription=3,
         partition=0,
@@ -226,7 +226,7 @@ def test_what_was_prolonged_holds_up_the_end_of_no_other_lease() -> None:
 
 
 def prolonged(held: DeliveryLedger, now: float) -> list[int]:
-    """What more time is asked for, and granted, at `now`."""
+    """Return what more time is asked for, and granted, at `now`."""
     held.expire(now=now)
     frames = held.take(itertools.count(1), now=now)
     asked = [f for f in frames if isinstance(f, wire.Extend) and f.ref is not None]

@@ -71,7 +71,7 @@ def test_a_revoked_range_opens_every_key_in_it(last: int) -> None:
 
 
 class Broker:
-    """One partition of a group, without backoff: by R17 and R21, as naive as can be."""
+    """A partition of a group, without backoff: by R17 and R21, as naive as can be."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -134,7 +134,7 @@ class Broker:
         return wire.Revoked(subscription=3, deliveries=places) if places else None
 
     def read(self, frame: wire.SentFrame) -> list[wire.ReceivedFrame]:
-        """What one frame of the client leads to."""
+        """Return what one frame of the client leads to."""
         out: list[wire.ReceivedFrame] = []
         if isinstance(frame, wire.Credit):
             self.granted = max(self.granted, frame.granted)

@@ -40,14 +40,14 @@ class Harness:
         self.tickets: list[BatchTicket] = []
 
     def add(self, text: str, deadline: float = FOREVER) -> BatchTicket:
-        """One message of one ticket."""
+        """Return one message of one ticket."""
         ticket = BatchTicket(1, lambda _: None)
         self.tickets.append(ticket)
         self.lane.add(wire.encode(text), ticket, 0, deadline)
         return ticket
 
     def take(self, now: float = 0.0) -> list[Sent]:
-        """What would be sent."""
+        """Return what would be sent."""
         return [
             msgspec.json.decode(frame, type=Sent) for _, frame in self.lane.take(self.refs, now=now)
         ]

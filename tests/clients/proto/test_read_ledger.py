@@ -84,7 +84,7 @@ def test_a_gap_comes_before_what_follows_it() -> None:
     assert take(ledger) == 120
 
 
-def test_a_gap_at_the_start_is_told_first() -> None:
+def test_a_gap_at_the_start_is_reported_first() -> None:
     verdict = wire.Verdict(4, "gap", first=10, last=99, generation=7)
     ledger = opened(8, verdict)
     ledger.receive(push(100, 1))

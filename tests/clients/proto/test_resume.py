@@ -215,7 +215,7 @@ def test_of_a_nack_that_was_asked_before_a_refusal_says_nothing() -> None:
     assert held.on_nack_answer(nack.ref, [[0, 1, 1, 1, 2]]) == (["a"], ["c"], ["b"])
 
 
-def test_a_key_whose_nack_was_perhaps_not_heard_stays_closed_until_that_is_answered() -> None:
+def test_a_key_whose_nack_may_be_lost_stays_closed_until_an_answer() -> None:
     held = ledger()
     held.receive(push("a"), now=0.0)
     (first,) = drain(held)

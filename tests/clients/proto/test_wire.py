@@ -188,7 +188,7 @@ def test_the_client_knows_every_close_code() -> None:
         assert close_codes.may_reconnect(close.code) == ("reconnect" in close.reason)
 
 
-def test_the_client_keeps_the_brokers_bounds_before_it_is_told() -> None:
+def test_the_client_keeps_bounds_before_the_broker_states_them() -> None:
     said = frames.welcome(
         session="s", broker="b", heartbeat_s=20, linger_s=0, resumed=None, right_lasts_s=60
     )

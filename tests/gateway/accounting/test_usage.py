@@ -20,7 +20,7 @@ ALICE = Principal("alice", "acme")
 
 
 def shown(line: UsageLine) -> dict[str, Any]:
-    """What is not zero."""
+    """Return what is not zero."""
     names = set(UsageLine.__struct_fields__) - {"schema", "minute_unix_ms", "span_s", "overflow"}
     return {name: getattr(line, name) for name in sorted(names) if getattr(line, name)}
 

@@ -86,7 +86,7 @@ async def test_a_queue_is_deleted_of_the_tenant_that_is_named(
     assert names(broker) == ["orders"]
 
 
-async def test_an_unknown_queue_is_told(data_dir: Path) -> None:
+async def test_an_unknown_queue_is_reported(data_dir: Path) -> None:
     with pytest.raises(AdminError, match="queue_not_found"):
         await asyncio.to_thread(admin.delete_queue, data_dir, "other", "other")
 
@@ -171,7 +171,7 @@ async def copying(tmp_path: Path) -> AsyncIterator[Copying]:
     await made.stop()
 
 
-async def test_a_backup_tells_how_far_it_is_and_ends_with_whoever_asked_for_it(
+async def test_a_backup_reports_its_progress_and_ends_when_its_caller_does(
     copying: Copying, tmp_path: Path
 ) -> None:
     socket = AdminSocket(tmp_path, copying)
@@ -191,7 +191,9 @@ async def test_a_backup_tells_how_far_it_is_and_ends_with_whoever_asked_for_it(
     await socket.stop()
 
 
-async def test_a_backup_that_ends_with_its_broker_is_told(copying: Copying, tmp_path: Path) -> None:
+async def test_a_backup_that_ends_with_its_broker_is_reported(
+    copying: Copying, tmp_path: Path
+) -> None:
     """P14: a stop does not wait for it."""
     socket = AdminSocket(tmp_path, copying)
     await socket.start()

@@ -39,7 +39,7 @@ OURS = f"http://{HOST}"
 
 
 def cookies(lasts_s: float) -> Admission:
-    """What the operator's cookie gives."""
+    """Return what the operator's cookie gives."""
     return Admission(OPERATOR, lasts_s, is_cookie=True)
 
 
@@ -83,12 +83,12 @@ def test_another_ticket_is_none_and_is_not_repeated(ticket: str) -> None:
     assert tickets.use("t-1", now=100.0) == IN
 
 
-def test_so_many_tickets_wait_and_no_more() -> None:
+def test_the_number_of_waiting_tickets_is_bounded() -> None:
     """P9: on both sides of the bound."""
     tickets = Tickets()
 
     def fill(name: str, count: int) -> None:
-        """So many of this principal, and no more."""
+        """This many of this principal, and no more."""
         who = Admission(Principal(name))
         for number in range(count):
             tickets.add(f"{name}-{number}", who, now=100.0 + len(tickets) / 1000)

@@ -45,7 +45,7 @@ def test_each_kind_of_bad_credential_has_its_word_and_the_same_answer() -> None:
         assert why in whys[kind], (kind, whys[kind])
 
 
-def test_a_token_that_was_revoked_is_told_from_one_that_never_was() -> None:
+def test_a_revoked_token_is_distinguished_from_an_unknown_one() -> None:
     auth = auth_of(issuer())
     tokens: Any = auth._tokens
     tokens.on_revoked(auth.on_token_revoked)

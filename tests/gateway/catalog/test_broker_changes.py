@@ -24,7 +24,7 @@ async def durable(tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def cut_off(change: Callable[[], Coroutine[Any, Any, object]], turns: int) -> None:
-    """Begin, and give up after so many turns of the loop."""
+    """Begin, and give up after this many turns of the loop."""
     task = asyncio.ensure_future(change())
     for _ in range(turns):
         await asyncio.sleep(0.0005)

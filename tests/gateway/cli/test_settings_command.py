@@ -16,7 +16,7 @@ __all__ = ["http", "run", "url"]
 
 
 async def settled(house: House, count: int) -> None:
-    """A group of `orders` settles so many messages, each in a record of its own."""
+    """A group of `orders` settles this many messages, each in a record of its own."""
     queue = house.find("orders")
     for number in range(count):
         await house.publish(queue, [message(number)])
@@ -28,7 +28,7 @@ async def settled(house: House, count: int) -> None:
 
 
 async def untouched(house: House, count: int) -> None:
-    """So many messages of `orders`, of which a group has settled none."""
+    """This many messages of `orders`, of which a group has settled none."""
     queue = await house.queue()
     await house.group(queue)
     await house.publish(queue, [message(number) for number in range(count)])

@@ -306,7 +306,7 @@ async def test_what_waits_for_a_commit_waits_in_its_lane_alone(
 
 
 def told_by_the_loop() -> list[str]:
-    """What callbacks have raised, from now on."""
+    """Return what callbacks have raised, from now on."""
     told: list[str] = []
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: told.append(repr(context["exception"]))

@@ -22,7 +22,7 @@ async def exhausted(house: House, **settings: Any) -> None:
 
 
 def commits_are(house: House, count: int) -> bool:
-    """Whether there were so many commits."""
+    """Whether there were this many commits."""
     return house.broker.publisher.commits.total == count
 
 
@@ -110,7 +110,7 @@ async def test_the_dead_letters_of_dead_letters_are_parked(house: House) -> None
 
 
 async def letters_of(house: House, count: int) -> list[Any]:
-    """The bodies of so many dead letters, in their order."""
+    """The bodies of this many dead letters, in their order."""
     await eventually(lambda: house.broker.dead_letters.moved_total == count)
     session, _ = await house.read(house.find("orders.dead-letters"), start="earliest")
     return await session.get(count)

@@ -14,7 +14,7 @@ from tests.histories.house import House, delivery, eventually, message, numbered
 
 @pytest.fixture
 async def hasty(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
-    """Its janitor looks a hundred times a second."""
+    """Make a gateway whose janitor looks a hundred times a second."""
     monkeypatch.setattr(janitor, "EVERY_S", 0.01)
     await house.broker.janitor.stop()
     house.broker.janitor.start()

@@ -112,7 +112,7 @@ def test_who_is_not_answered_is_alone_and_looks_before_it_goes_on() -> None:
     run(main())
 
 
-def test_an_answer_that_waited_while_the_process_stood_still_is_an_old_one() -> None:
+def test_an_answer_that_waited_while_the_process_was_stopped_is_old() -> None:
     """It says nothing about now: neither that this gateway is there nor that others are not."""
 
     async def main() -> None:
@@ -202,7 +202,7 @@ def test_one_gateway_alone_does_nothing() -> None:
     run(main())
 
 
-def test_a_gateway_is_there_while_whoever_has_the_rows_is_away(tmp_path: Path) -> None:
+def test_a_gateway_is_present_while_the_server_of_the_rows_is_away(tmp_path: Path) -> None:
     """A metadata service is away, and beats go to the storage (R14)."""
 
     async def main() -> None:

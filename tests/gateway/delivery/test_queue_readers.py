@@ -134,7 +134,7 @@ async def test_records_that_come_faster_than_they_go_out_are_read_from_the_log(
     await eventually(lambda: not reader.behind)
 
 
-def test_a_turn_has_so_many_readers_and_so_many_bytes() -> None:
+def test_a_turn_has_a_bound_of_readers_and_of_bytes() -> None:
     """P9. On both sides of where bytes begin to count, and of where a reader takes no more."""
     assert slice_of(0) == slice_of(SLICE_BYTES // SLICE) == SLICE
     assert slice_of(SLICE_BYTES // SLICE + 1) == SLICE - 1

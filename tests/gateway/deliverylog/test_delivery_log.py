@@ -82,7 +82,7 @@ def made() -> tuple[DeliveryLog, Kept, Hands]:
 
 
 def give(place: LoggedPlace, *offsets: int, **more: Any) -> int:
-    """One run for each."""
+    """Return one run for each."""
     said: Any = {"attempt": 1, "cause": "none", "certified_us": 1000, "published_unix_ms": 7}
     runs = [(0, offset, 1) for offset in offsets]
     return place.dispatch(runs, len(runs), **{**said, **more})
@@ -123,7 +123,7 @@ def test_a_step_is_a_step_where_both_clocks_were_read_at_one_moment(
     assert clock.stepped_us == seen_us
 
 
-async def test_a_step_changes_no_duration_and_is_told() -> None:
+async def test_a_clock_step_changes_no_duration_and_is_logged() -> None:
     """R3: the wall clock goes a day on between two lines; both say by how much they differ."""
     log, sink, hands = made()
     place = LoggedPlace(log, QUEUE, "g", Session())
@@ -225,7 +225,7 @@ def header(hashes: list[int]) -> Header:
     )  # fmt: skip
 
 
-async def test_a_record_of_several_publishes_is_told_by_their_origins() -> None:
+async def test_a_record_of_several_publishes_is_logged_by_their_origins() -> None:
     """What is refused is nowhere, what was there already only as that; keys and bytes are those of
     what is new."""
     log, sink, _ = made()
@@ -246,7 +246,7 @@ async def test_a_record_of_several_publishes_is_told_by_their_origins() -> None:
     assert [array("Q", line.keys or b"").tolist() for line in (one, two)] == [[1], [5]]
 
 
-async def test_a_record_of_several_new_publishes_is_told_by_their_origins() -> None:
+async def test_a_record_of_several_new_publishes_is_logged_by_their_origins() -> None:
     """Publishes that share an origin are one run of it."""
     log, sink, _ = made()
     first, second = (log.internal_origin(QUEUE, 3) for _ in range(2))
@@ -452,7 +452,7 @@ async def test_what_is_settled_at_one_time_is_one_line_for_each_outcome() -> Non
 # --- To the writer -------------------------------------------------------------------------------
 
 
-async def test_a_line_of_what_is_settled_ends_behind_so_many_bytes(
+async def test_a_line_of_settled_messages_ends_at_a_bound_of_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The one that reaches the bound still belongs to it."""

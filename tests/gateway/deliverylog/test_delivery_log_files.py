@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_taken_back_whole(tmp_path: Path) -> None:
 
 
 def chunk(*offsets: int, lost: Missing | None = None) -> Chunk:
-    """One line for each of these."""
+    """Return one line for each of these."""
     lines = [settled(offset) for offset in offsets]
     counts = [0] * KINDS
     counts[SPANS] = counts[SETTLED] = len(lines)
@@ -225,7 +225,7 @@ def test_a_stop_writes_everything_and_leaves_nothing_to_recover(tmp_path: Path) 
     assert writer.waiting_bytes == 0
 
 
-def test_a_full_disk_is_told_when_there_is_room_again(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_when_there_is_room_again(tmp_path: Path) -> None:
     """Exactly what is missing, in the next line that can be written; and until then by status."""
     writer = LogWriter(files(tmp_path / FOLDER), GATEWAY, None)
     writer._take(chunk(1))
@@ -436,7 +436,7 @@ def test_nobody_waits_for_a_disk_that_stands_still(tmp_path: Path) -> None:
         assert [line["pushes"][0][2] for line in written(disk)] == [1, 2, 3]
 
 
-def test_nothing_is_told_where_nothing_is_missing(tmp_path: Path) -> None:
+def test_nothing_is_reported_if_nothing_is_missing(tmp_path: Path) -> None:
     def happened(writer: LogWriter, log: LogFolder, shared: SharedCounts) -> None:
         shared.happened[SPANS] = shared.happened[SETTLED] = 1
         writer._take(chunk(1))

@@ -285,7 +285,7 @@ async def test_a_master_key_is_never_made_where_one_was(
     assert not path.exists()
 
 
-async def test_a_master_key_that_others_may_read_is_told_of(
+async def test_a_master_key_that_others_may_read_is_reported(
     catalog: Catalog, file: Path, caplog: Any
 ) -> None:
     os.chmod(file, 0o640)
@@ -431,7 +431,7 @@ async def test_a_key_file_that_was_exchanged_is_not_written_over(
     assert (read_keys(file), catalog.masters) == ([NEW], {master_id(OLD)})
 
 
-async def test_a_key_file_that_cannot_be_written_is_told_of(
+async def test_a_key_file_that_cannot_be_written_is_reported(
     catalog: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring = await opened(catalog, master_key_file=file)
@@ -487,11 +487,11 @@ class ServiceKey:
         self.key_id = f"kms/ours/{version}"
 
     def wrap(self, plain: bytes, aad: bytes) -> bytes:
-        """As MasterKey.wrap."""
+        """Implement MasterKey.wrap."""
         return LocalMasterKey(self._service.versions[-1]).wrap(plain, aad)
 
     def unwrap(self, wrapped: bytes, aad: bytes) -> bytes:
-        """As MasterKey.unwrap."""
+        """Implement MasterKey.unwrap."""
         if self._service.is_down:
             raise ConnectionError("no route to the service")
         known = self._version if self._service.is_strict else None

@@ -43,7 +43,7 @@ def socket_of(broker: MemoryBroker, limits: str = f"messages={RATE}/s") -> Socke
 
 
 async def said(socket: Socket, count: int, sequence: int, *, now: float = 0, **more: Any) -> str:
-    """What a publish of so many messages from this sequence on is answered."""
+    """Return the answer to a publish of this many messages from this sequence on."""
     frame = publish(1, *range(count), sequence=sequence, **more)
     (answer,) = await socket.ask(frame, now=now, count=1)
     assert answer["ref"] == 1
@@ -138,7 +138,7 @@ async def test_a_queue_in_the_making_is_charged_too(broker: MemoryBroker) -> Non
     assert (second["ref"], second["type"], second["code"]) == (2, "error", "rate_limited")
 
 
-async def test_a_session_too_many_is_told_so_and_closed_for_now(broker: MemoryBroker) -> None:
+async def test_a_session_beyond_the_bound_is_refused_for_now(broker: MemoryBroker) -> None:
     limiter = Limiter(parse_limits("sessions=1"))
     first, second = Socket(broker, limiter=limiter), Socket(broker, limiter=limiter)
     first.say({"type": "hello"})
@@ -175,7 +175,7 @@ async def test_a_hello_with_a_wrong_token_counts_where_it_comes_from(broker: Mem
 
 
 @pytest.mark.looptime
-async def test_over_http_whoever_waits_as_told_gets_everything_through() -> None:
+async def test_over_http_a_client_that_waits_as_asked_gets_everything_through() -> None:
     """At twice the limit, by `Retry-After` alone, in virtual time."""
     broker = broker_in_memory()
     limiter = Limiter()

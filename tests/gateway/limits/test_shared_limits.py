@@ -55,7 +55,7 @@ async def gateway(server: Settings, text: str) -> AsyncIterator[Limiter]:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Settings]:
-    """One process."""
+    """Yield one process."""
     async with redis_process() as settings:
         yield settings
 

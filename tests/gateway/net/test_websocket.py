@@ -444,7 +444,7 @@ async def test_every_close_code_reaches_the_client_behind_what_was_queued(
     await wire.close()
 
 
-async def test_one_session_too_many_is_told_to_come_back_later(broker: MemoryBroker) -> None:
+async def test_one_session_too_many_is_asked_to_come_back_later(broker: MemoryBroker) -> None:
     """P9."""
     connections = Connections(SessionServices(broker, Authenticator(None)), sessions_max=1)
     async with serve(connections) as gateway:
@@ -850,7 +850,9 @@ async def test_beside_others_a_flood_has_its_part_of_each_turn(
         await flooding.close()
 
 
-async def test_behind_a_full_read_others_are_heard(gateway: Gateway, broker: MemoryBroker) -> None:
+async def test_other_clients_are_read_after_a_full_read(
+    gateway: Gateway, broker: MemoryBroker
+) -> None:
     """P8: also where one queue is alone. On both sides of what is one."""
     wire = await session(gateway)
     connection = connection_of(gateway)

@@ -82,7 +82,7 @@ async def test_what_comes_right_behind_a_resuming_hello_reaches_the_session(
     await back.close()
 
 
-async def test_the_socket_that_was_replaced_is_told_and_takes_nothing_along(
+async def test_a_replaced_socket_is_notified_and_takes_nothing_along(
     gateway: Gateway,
 ) -> None:
     """R22: the old socket's end is not the session's."""

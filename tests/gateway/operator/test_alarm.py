@@ -7,7 +7,7 @@ from gateway.operator.alerts import CLEARS_S, Alarm, Change
 
 
 def looked(*steps: tuple[float, float], above: float = 10, lasts_s: float = 30) -> list[Change]:
-    """What changes with these (time, value)."""
+    """Return what changes with these (time, value)."""
     alarm = Alarm()
     found = [alarm.judge(value, above, lasts_s, now=at) for at, value in steps]
     return [one for one in found if one is not None]

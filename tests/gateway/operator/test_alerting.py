@@ -60,7 +60,7 @@ async def told(house: House) -> list[dict[str, Any]]:
     return [one["body"] for text in texts for one in json.loads(f"[{text}]")]
 
 
-async def test_a_breach_is_told_once_and_its_end(house: House) -> None:
+async def test_a_breach_and_its_end_are_each_reported_once(house: House) -> None:
     queue = await watched(house)
     alerting = alerting_of(house)
     await alerting.evaluate(now=0)
@@ -101,7 +101,7 @@ async def test_two_that_look_at_once_tell_it_once(house: House) -> None:
     assert len(await told(house)) == 1
 
 
-async def test_a_queue_that_is_not_there_yet_is_told_when_it_is(house: House) -> None:
+async def test_a_watcher_of_a_missing_queue_learns_when_it_exists(house: House) -> None:
     queue = await house.queue(
         alerts=(QueueAlert(name="deep", when="depth", above=2, lasts_s=0, queue="ops"),)
     )

@@ -46,7 +46,7 @@ def read(text: str) -> Found:
 
 
 def value(found: Found, name: str, **labels: str) -> float:
-    """That of one series. Raises KeyError."""
+    """Return that of one series. Raises KeyError."""
     return found[name, tuple(sorted(labels.items()))]
 
 
@@ -55,7 +55,7 @@ BILLING = {**ORDERS, "group": "billing"}
 
 
 async def scraped(house: House, path: str = "/metrics") -> Found:
-    """What a Prometheus gets."""
+    """Return what a Prometheus gets."""
     async with house.http() as http:
         answer = await http.get(path)
     assert answer.status_code == 200, answer.text
@@ -325,7 +325,7 @@ async def test_without_credentials_nothing_is_told(guarded: httpx2.AsyncClient) 
 # --- The formats --------------------------------------------------------------------------------
 
 
-async def test_openmetrics_is_told_to_who_asks_for_it(house: House) -> None:
+async def test_openmetrics_is_sent_to_clients_that_ask_for_it(house: House) -> None:
     await house.publish(await house.queue(), numbered(1))
     async with house.http() as http:
         accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -372,7 +372,7 @@ def test_names_are_as_prometheus_has_them() -> None:
         assert "le" not in metric.labels
 
 
-async def test_a_tenant_is_told_of_its_own_queues(house: House) -> None:
+async def test_a_tenant_sees_its_own_queues(house: House) -> None:
     await house.queue()
     await house.broker.create_queue(Principal("b", "blue"), "secret", QueueSettings(partitions=1))
     samples = (await house.broker.metrics.collect()).of_tenant("default")
@@ -384,9 +384,7 @@ async def test_a_tenant_is_told_of_its_own_queues(house: House) -> None:
     assert "tocsin_ready" in text
 
 
-async def test_the_operator_is_told_of_all_tenants(
-    house: House, guarded: httpx2.AsyncClient
-) -> None:
+async def test_the_operator_sees_all_tenants(house: House, guarded: httpx2.AsyncClient) -> None:
     await house.broker.create_queue(Principal("b", "blue"), "secret", QueueSettings(partitions=1))
     async with guarded as http:
         answer = await http.get("/metrics", headers={"Authorization": f"Bearer {'a' * 32}"})

@@ -10,7 +10,7 @@ RULES = ROOT / "deploy/prometheus"
 
 
 def promtool(*command: str, told: str = "") -> str:
-    """What it says; it has to be content."""
+    """Return what it says; it has to be content."""
     done = subprocess.run(
         [needed("promtool"), *command], cwd=RULES, input=told, capture_output=True, text=True,
         check=False,

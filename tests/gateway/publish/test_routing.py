@@ -34,7 +34,7 @@ def asked(route: Route, keys: range) -> None:
         assert route.place(f"k{number}") == (ring.partition(hashed), hashed)
 
 
-def test_so_many_keys_are_remembered_and_not_one_more() -> None:
+def test_the_number_of_remembered_keys_is_bounded() -> None:
     remembered = KeyCount()
     route = Route(queue(), key_count=remembered)
     asked(route, range(KEYS_MAX))

@@ -39,7 +39,7 @@ def queue(ttl_s: float | None = None) -> Queue:
 
 
 class Plan(NamedTuple):
-    """One publish, and what was before it."""
+    """A publish, and what was before it."""
 
     messages: Sequence[Message]
     has_sequence: bool

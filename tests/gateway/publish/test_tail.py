@@ -16,7 +16,7 @@ STAGES = CommitTimes(0, 0)
 
 
 def record(first: int, size: int) -> Record:
-    """One message of so many bytes."""
+    """Return one message of this many bytes."""
     builder = RecordBuilder()
     builder.clear_producer()
     builder.add(b"x" * size, 1)
@@ -48,7 +48,7 @@ def test_nothing_is_kept_that_nobody_follows() -> None:
 
 
 @pytest.mark.parametrize("end", [0, 3])
-def test_followers_always_find_the_end_that_they_are_told_of(end: int) -> None:
+def test_followers_always_find_the_end_that_woke_them(end: int) -> None:
     """R10: also when an append stored nothing, in a partition that never had anything."""
     tail = Tail(MemoryStorage())
     told: list[int] = []

@@ -323,7 +323,7 @@ async def test_files_are_bounded(checkout: Path, caplog: pytest.LogCaptureFixtur
     assert "more.js is not served" in caplog.text
 
 
-async def test_so_many_files_and_bytes_are_kept(
+async def test_the_number_of_files_and_bytes_is_bounded(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = sum(len(text) for name, text in FILES.items() if is_served(name))
@@ -340,7 +340,7 @@ async def test_so_many_files_and_bytes_are_kept(
 
 
 @pytest.mark.parametrize("gone", list(FOLDERS.values()), ids=str)
-async def test_missing_folders_are_told_with_what_to_do(
+async def test_missing_folders_are_reported_with_what_to_do(
     checkout: Path, gone: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.rmtree(checkout / gone)
@@ -354,9 +354,7 @@ async def test_missing_folders_are_told_with_what_to_do(
     assert "whole checkout" in caplog.text
 
 
-def test_a_whole_checkout_is_told_to_the_log(
-    checkout: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_whole_checkout_is_logged(checkout: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         opened(checkout)
     assert "pages: /demo and /console" in caplog.text

@@ -831,7 +831,7 @@ async def test_without_a_token_a_foreign_page_is_refused(application: Applicatio
         check_problem(await http.get("/v1/queues"), "origin_refused")
 
 
-async def test_a_header_that_stands_twice_is_refused(application: Application) -> None:
+async def test_a_header_that_occurs_twice_is_refused(application: Application) -> None:
     for name in ("host", "origin", "authorization", "cookie"):
         headers = [(name, "127.0.0.1"), (name, "evil.example")]
         async with client_of(application) as http:
@@ -892,7 +892,7 @@ async def test_readyz_is_ready_until_the_gateway_drains(http: Http, broker: Brok
     assert (await http.get("/healthz")).status_code == 200
 
 
-async def test_a_plain_request_to_the_websocket_path_is_told_so(http: Http) -> None:
+async def test_a_plain_request_to_the_websocket_path_is_refused_with_a_reason(http: Http) -> None:
     assert "tocsin.v1" in check_problem(await http.get("/v1/ws"), "invalid_request")["detail"]
 
 

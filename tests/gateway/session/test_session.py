@@ -112,7 +112,7 @@ class Socket:
         return self.answers()
 
     def answers(self) -> list[dict[str, Any]]:
-        """What was sent since the last time."""
+        """Return what was sent since the last time."""
         sent, self.sent = self.sent, []
         return sent
 
@@ -384,7 +384,7 @@ async def test_a_bug_is_answered_internal_and_logged(
 # --- Subscribing --------------------------------------------------------------------------------
 
 
-async def test_a_consumer_is_told_its_terms_before_any_push(
+async def test_a_consumer_receives_its_terms_before_any_push(
     socket: Socket, broker: MemoryBroker
 ) -> None:
     await socket.ask(publish(9, "a", "b", "c"))
@@ -428,7 +428,7 @@ async def test_a_group_is_made_by_its_first_subscribe_and_kept_as_it_is(
     assert broker.metadata.find_group(ANYBODY, queue, "new").settings == GroupSettings()
 
 
-async def test_a_reader_is_told_the_truth_about_its_position(
+async def test_a_reader_gets_a_true_verdict_on_its_position(
     socket: Socket, broker: MemoryBroker
 ) -> None:
     """P10."""

@@ -320,7 +320,7 @@ def at(node: Node) -> str:
 
 
 def sentinel_url(shard: Guarded, user: str) -> str:
-    """Its Sentinels, as a setting names them."""
+    """Return its Sentinels, as a setting names them."""
     places = ",".join(map(at, shard.sentinels))
     return f"redis+sentinel://{user}:{login(user).password}@{places}/tocsin"
 

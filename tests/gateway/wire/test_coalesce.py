@@ -50,7 +50,7 @@ def test_publishes_that_follow_each_other_are_one() -> None:
     assert list(one.frames) == [first, second, third]
 
 
-def test_those_without_sequences_are_one_as_well() -> None:
+def test_publishes_without_sequences_are_joined_too() -> None:
     assert parts([frame(1), frame(2), frame(3)]) == [[1, 2, 3]]
 
 
@@ -153,7 +153,7 @@ def test_nothing_is_lost_and_every_sequence_is_as_it_was(effects: list[Effect]) 
 PUBLISH = b'{"type":"publish","ref":1}'
 
 
-def test_publishes_are_heard_together_and_everything_else_alone() -> None:
+def test_publishes_are_read_together_and_everything_else_alone() -> None:
     events = [(TEXT, b"1"), (TEXT, PUBLISH), (TEXT, PUBLISH), (PING, b""), (TEXT, PUBLISH)]
     assert list(Portions(iter(events))) == [
         (TEXT, [b"1"]), (TEXT, [PUBLISH, PUBLISH]), (PING, [b""]), (TEXT, [PUBLISH]),
@@ -179,7 +179,7 @@ def test_what_was_taken_ahead_is_counted_as_long_as_it_waits() -> None:
 
 
 @given(st.lists(st.sampled_from([(TEXT, PUBLISH), (TEXT, b"{}"), (PING, b"p"), (CLOSE, b"")])))
-def test_all_is_heard_in_its_order(events: list[Event]) -> None:
+def test_everything_is_read_in_order(events: list[Event]) -> None:
     """P1, R7."""
     assert [
         (opcode, message) for opcode, messages in Portions(iter(events)) for message in messages
@@ -211,7 +211,7 @@ def hear(socket: Socket, *values: object) -> None:
 
 
 async def answers_to(socket: Socket, *values: object) -> list[dict[str, Any]]:
-    """What they are answered, once all of them are."""
+    """Return what they are answered, once all of them are."""
     hear(socket, *values)
     await until(lambda: len(socket.sent) >= len(values))
     return socket.answers()

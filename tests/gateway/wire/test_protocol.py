@@ -266,7 +266,7 @@ def test_a_draining_session_settles_and_publishes_and_subscribes_no_more() -> No
 # --- Silence ------------------------------------------------------------------------------------
 
 
-def test_no_hello_in_time_closes_whatever_else_was_heard() -> None:
+def test_no_hello_in_time_closes_whatever_else_was_received() -> None:
     session = SessionProtocol(TIMING, now=100)
     assert session.next_deadline() == 110
     session.on_bytes(now=109)
@@ -415,7 +415,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(after_s=st.sampled_from([0.5, 9.0, 15.0, 25.0]), moved=st.sampled_from([None, 0, 1000]))
     def wait(self, after_s: float, moved: int | None) -> None:
-        """`moved`: so many bytes moved towards the client since; None: nothing is under way."""
+        """`moved`: this many bytes moved towards the client since; None: nothing is under way."""
         self.now += after_s
         deadline = self.session.next_deadline()
         self.taken += moved or 0

@@ -39,7 +39,7 @@ def masked(opcode: int, payload: bytes, fin: bool = True) -> bytes:
 
 
 def read(*pieces: bytes) -> tuple[list[Event], int | None]:
-    """What a reader makes of these pieces: events, and the code it breaks with."""
+    """Return what a reader makes of these pieces: events, and the code it breaks with."""
     reader = MessageReader(BYTES_MAX)
     events: list[Event] = []
     for piece in pieces:
@@ -49,7 +49,7 @@ def read(*pieces: bytes) -> tuple[list[Event], int | None]:
 
 
 def read_by_the_book(data: bytes, bytes_max: int = BYTES_MAX) -> tuple[list[Event], int | None]:
-    """What websockets makes of it."""
+    """Return what websockets makes of it."""
     protocol = Protocol(SERVER, state=OPEN, max_size=bytes_max)
     protocol.receive_data(data)
     events: list[Event] = []

@@ -185,7 +185,7 @@ class Story:
         place.settled, place.given = True, None
 
     def in_flight(self) -> list[tuple[Log, int]]:
-        """What is given, each the first of its key."""
+        """Return what is given, each the first of its key."""
         found = []
         for log in self.logs:
             keys: set[str] = set()

@@ -48,7 +48,7 @@ SEEDS = st.integers(0, 1 << 32)
 
 
 def judged(told: Story) -> ChaosVerdict:
-    """What the checker makes of it."""
+    """Return what the checker makes of it."""
     checker = Checker([GROUP], lease_s=LEASE_S, node_timeout_s=NODE_TIMEOUT_S)
     for event in told.events:
         checker.see(event)
@@ -328,7 +328,7 @@ def line(via: str, frame: object, **more: object) -> bytes:
 
 
 def events(*lines: bytes) -> list[object]:
-    """What the lines say."""
+    """Return what the lines say."""
     interpreter = ChaosInterpreter()
     return [event for one in read_lines(lines) for event in interpreter.events(one)]
 

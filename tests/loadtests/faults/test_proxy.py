@@ -96,7 +96,7 @@ async def connected(proxy: Proxy) -> Streams:
 
 
 async def got(streams: Streams, count: int) -> bytes:
-    """So many bytes of what comes."""
+    """Return this many bytes of what comes."""
     return await asyncio.wait_for(streams[0].readexactly(count), WAIT_S)
 
 

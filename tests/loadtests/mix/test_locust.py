@@ -97,7 +97,7 @@ def locust(*arguments: str, cwd: Path, **more: str) -> Iterator[Locust]:
 
 
 def of_the_broker(url: str) -> Numbers:
-    """What the broker has counted, of all queues together."""
+    """Return what the broker has counted, of all queues together."""
     request = Request(f"{url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
     with urlopen(request, timeout=30) as answer:
         text = answer.read().decode()
@@ -118,7 +118,7 @@ def of_the_broker(url: str) -> Numbers:
 
 
 def of_locust(rows: list[dict[str, str]]) -> Numbers:
-    """What Locust's table says: the successes of each kind, and all failures."""
+    """Return what Locust's table says: the successes of each kind, and all failures."""
     found = Numbers()
     for row in rows:
         if row["Name"] != "Aggregated":

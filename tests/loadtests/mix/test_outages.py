@@ -41,7 +41,7 @@ def test_an_outage_that_lasts_to_the_end_says_so() -> None:
     )
 
 
-def test_brokers_are_told_apart_and_the_longest_outage_counts() -> None:
+def test_brokers_are_distinguished_and_the_longest_outage_counts() -> None:
     seen = Outages()
     seen.seen(B, 1.0, 0.0, "refused")
     seen.seen(A, 2.0, 1.0, "refused")

@@ -103,7 +103,7 @@ class Line:
 
 
 def answer_ok(line: Line, said: dict[str, Any]) -> list[object]:
-    """What a broker in peace says."""
+    """Return what a broker in peace says."""
     if "ref" not in said:
         return []
     ok: dict[str, object] = {"type": "ok", "ref": said["ref"]}

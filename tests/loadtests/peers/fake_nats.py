@@ -18,7 +18,7 @@ from loadtests.peers.nats import PARTITIONS
 
 
 class FakeNats:
-    """One server, of any number of connections."""
+    """A server, of any number of connections."""
 
     def __init__(self) -> None:
         self.wrong: list[str] = []

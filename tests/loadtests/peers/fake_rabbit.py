@@ -14,7 +14,7 @@ from loadtests.peers.stomp_wire import Frame, frames
 
 
 class FakeRabbit:
-    """One broker, of any number of connections."""
+    """A broker, of any number of connections."""
 
     def __init__(self) -> None:
         self.wrong: list[str] = []

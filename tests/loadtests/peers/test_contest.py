@@ -99,7 +99,7 @@ PLAN = Plan(rounds=2, scenarios=("single", "batch", "idle"))
 
 
 @pytest.mark.usefixtures("three")
-def test_rounds_go_in_turn_and_everything_that_is_missing_or_fails_is_told() -> None:
+def test_rounds_go_in_turn_and_every_failure_is_reported() -> None:
     kept: list[int] = []
     told: list[str] = []
     results = contest(PLAN, told.append, lambda found: kept.append(len(found.runs)))

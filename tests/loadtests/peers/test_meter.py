@@ -32,7 +32,7 @@ def test_all_of_the_sessions_count_with_children_that_have_ended(tmp_path: Path)
     assert meter.rss_bytes() == 23 * PAGE
 
 
-def test_a_server_that_has_ended_is_told(tmp_path: Path) -> None:
+def test_a_server_that_has_ended_is_reported(tmp_path: Path) -> None:
     process(tmp_path, 11, 10, own=1, children=0, pages=1)  # of its session, but not it
     with pytest.raises(ServerFailed, match="10"):
         Meter([10], tmp_path).cpu_s()

@@ -12,7 +12,7 @@ from tests.loadtests.peers.found import contest, runs
 
 
 def shown(document: str) -> str:
-    """What stands between the marks."""
+    """Return the text between the marks."""
     return document.partition(report.BEGIN)[2].partition(report.END)[0].strip()
 
 

@@ -44,7 +44,7 @@ def row(table: str, title: str, column: str) -> str:
     return line.split("|")[names.index(column)].strip()
 
 
-def test_throughput_stands_beside_what_a_confirmation_means() -> None:
+def test_throughput_is_shown_beside_what_a_confirmation_means() -> None:
     table = markdown(
         contest(
             *runs("tocsin", "single", messages_per_s=50_000, server_cpu_us=16, generator_cores=0.9),

@@ -106,7 +106,7 @@ async def test_what_was_spawned_is_gone_with_its_children_when_the_block_ends(
     await becomes(lambda: is_gone(child))
 
 
-def test_a_server_that_ends_at_once_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with (
         spawned([sys.executable, "-S", "-c", "print('no such luck')"], log) as process,

@@ -66,14 +66,14 @@ def _make(url: str) -> None:
         assert answer.status == 201
 
 
-async def test_a_process_that_ends_is_told_and_not_waited_for() -> None:
+async def test_a_process_that_ends_is_reported_and_not_waited_for() -> None:
     fleet = Fleet(2, 1, ["http://127.0.0.1:9"], token=None, queue="q", body_bytes=256)
     async with fleet:
         with pytest.raises(SwarmBroke, match="ended over dance"):
             await fleet.all(Order("dance"))
 
 
-async def test_a_message_that_is_missing_or_comes_twice_is_told() -> None:
+async def test_a_message_that_is_missing_or_comes_twice_is_reported() -> None:
     part = Part(Post(0, ["http://127.0.0.1:9"], None, "q", ["127.0.1.1"], 256))
     for given in (1, 1, 0, 3):
         part.readers.append(Waiting("nobody", Shape()))

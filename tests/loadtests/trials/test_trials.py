@@ -48,7 +48,7 @@ def connected(client: Handler | Follower) -> Line:
 
 
 def frames(line: Line) -> list[dict[str, object]]:
-    """What a client has sent."""
+    """Return what a client has sent."""
     data, found = bytes(line.written), []
     while data:
         size, start = data[1] & 0x7F, 6

@@ -187,7 +187,7 @@ class Late:
         self.held.set()
 
     async def read(self, seen: CatalogPlace) -> CatalogRows | None:
-        """As Database.read."""
+        """Implement Database.read."""
         reading = await self.real.read(seen)
         await self.held.wait()
         return reading

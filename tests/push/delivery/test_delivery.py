@@ -22,7 +22,7 @@ A, B, C = 0xA, 0xB, 0xC
 
 
 class World:
-    """One delivery after the other over one store; `now` is moved by the tests."""
+    """Deliveries, one after the other, over one store; `now` is moved by the tests."""
 
     def __init__(self, *keys: int, expires: dict[int, float] | None = None, **settings: object):
         self.settings = DeliverySettings(**settings)  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ class World:
         return verdict
 
     def nack(self, push: int, offset: int, delay_s: float | None = 0.0) -> list[tuple[int, int]]:
-        """What is revoked with it."""
+        """Return what is revoked with it."""
         _, revoked = self.delivery.nack(
             push, offset, offset,
             delay_s=delay_s, draw=lambda: 0.0, now=self.now, wall_unix_ms=self.wall,
@@ -118,7 +118,7 @@ class World:
     def expire(
         self, after_s: float = 0.0, *, arrived: dict[int, float | None] | None = None
     ) -> list[tuple[int, int]]:
-        """What is taken from the consumer so many seconds later. `arrived`: push → when it has,
+        """What is taken from the consumer this many seconds later. `arrived`: push → when it has,
         or None; of others, when they were given."""
         self.now += after_s
         at = arrived or {}
@@ -382,7 +382,7 @@ def test_first_give_outs_need_no_write() -> None:
 
 
 def test_numbers_restart_under_a_higher_epoch() -> None:
-    """R16: number 3, crash, new owner starts at 1: told apart by the epoch."""
+    """R16: number 3, crash, new owner starts at 1: distinguished by the epoch."""
     world = World(A)
     for _ in range(2):
         world.give()

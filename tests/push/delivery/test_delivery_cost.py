@@ -49,7 +49,7 @@ def work(act: Callable[[], object]) -> tuple[int, int]:
 
 
 def ordinary(count: int) -> tuple[int, int]:
-    """Give a record of so many messages in one push, ack it in one range, take the write."""
+    """Give a record of this many messages in one push, ack it in one range, take the write."""
     record, delivery = record_of([1 + i % 50 for i in range(count)]), owner(count)
 
     def act() -> None:

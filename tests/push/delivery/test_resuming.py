@@ -25,7 +25,7 @@ def again(world: World) -> Delivery:
 
 
 def claim(world: World, pushes: Pushes) -> Pushes:
-    """What it holds of the epoch before; returns what is not its own any more."""
+    """State what it holds of the epoch before; return what is no longer its own."""
     keys = {
         offset: record.header.key_hashes[offset - record.first]
         for low, high in keys_wanted(world.delivery, pushes)

@@ -237,7 +237,7 @@ def test_a_small_credit_is_shared_as_well() -> None:
     assert consumer.handled == [50, 51, 52]
 
 
-def test_a_credit_of_one_goes_to_whoever_is_next() -> None:
+def test_a_credit_of_one_goes_to_the_next_message() -> None:
     for window in (1, 2, 3):
         consumer = Consumer([HUNG] * 9, window=window)
         assert consumer.pump() == [*range(window)]

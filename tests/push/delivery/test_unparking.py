@@ -21,7 +21,7 @@ def parked(*keys: int) -> World:
 
 
 def decide(world: World, verb: Verb, key: int = A) -> bool:
-    """What an operator does who has looked at the storage."""
+    """Decide as an operator who has looked at the storage."""
     seen = world.store.parked_line(key)
     decided = world.delivery.waiting.decide(verb, seen, world.now)
     check(world.delivery)

@@ -21,7 +21,7 @@ steps = st.lists(st.tuples(st.floats(0, 3) | st.sampled_from([0.0]), st.integers
 
 
 def leaked(rate: Rate, t_ns: int) -> Fraction:
-    """What a bucket loses in so long a time."""
+    """Return what a bucket loses in this time."""
     return Fraction(rate.units * t_ns, rate.per_s * 10**9)
 
 

@@ -36,7 +36,7 @@ from tests.storage.standing import Pool, all_kinds
 
 @pytest.fixture
 async def server(servers: Pool) -> AsyncIterator[Settings]:
-    """One server, empty."""
+    """Yield one server, empty."""
     alone = servers.of(all_kinds()[0])
     await alone.empty(INCARNATION)
     (settings,) = await alone.settings()
@@ -65,11 +65,11 @@ class Losing:
         self.looks: list[str] = []
 
     def copies(self, level: Durability) -> int:
-        """As Shard.copies."""
+        """Implement Shard.copies."""
         return self._shard.copies(level)
 
     def lane(self, key: str, level: Durability) -> Lane:
-        """As Shard.lane."""
+        """Implement Shard.lane."""
         return self._shard.lane(key, level)
 
     async def act(
@@ -81,7 +81,7 @@ class Losing:
         level: Durability,
         lane: Lane | None = None,
     ) -> Any:
-        """As Shard.act."""
+        """Implement Shard.act."""
         self.acts.append((function, level))
         if keys[0] in self.refused or function in self.refused:
             raise Refused("storage_unavailable", "it is not there")
@@ -95,24 +95,24 @@ class Losing:
         return answer
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        """As Shard.look."""
+        """Implement Shard.look."""
         self.looks.append(function)
         return await self._shard.look(function, keys, args)
 
     def on_message(self, channel_prefix: str, heard: OnMessage) -> None:
-        """As Shard.on_message."""
+        """Implement Shard.on_message."""
         self._shard.on_message(channel_prefix, heard)
 
     def has_room(self, key: str | None = None) -> bool:
-        """As Shard.has_room."""
+        """Implement Shard.has_room."""
         return self._shard.has_room(key)
 
     def health(self) -> ShardHealth:
-        """As Shard.standing."""
+        """Implement Shard.standing."""
         return self._shard.health()
 
     async def close(self) -> None:
-        """As Shard.close."""
+        """Implement Shard.close."""
         await self._shard.close()
 
 
@@ -446,7 +446,7 @@ async def test_a_group_that_is_dropped_with_its_queue_leaves_no_key(
 async def test_long_logs_are_trimmed_in_slices(
     store: RedisStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R31: one act looks at so many records, the next goes on behind them."""
+    """R31: one act looks at this many records, the next goes on behind them."""
     monkeypatch.setattr("storage.redis.store.TRIM_ENTRIES", 3)
     await with_group(store)
     for _ in range(10):

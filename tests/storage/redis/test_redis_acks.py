@@ -182,7 +182,7 @@ class Trial:
 async def trial(
     servers: tuple[Replicated, list[Way]], functions: Library, publishes: int, seed: int
 ) -> Trial:
-    """Rounds until so many receipts were given, or one of them is missing somewhere."""
+    """Rounds until this many receipts were given, or one of them is missing somewhere."""
     made, ways = servers
     given = replace(settings(made.nodes[0], wait_s=5.0), library=functions)
     await provision(given, INCARNATION, 2)

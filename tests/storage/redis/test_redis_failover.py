@@ -32,7 +32,7 @@ class Load:
         self._tasks = [asyncio.create_task(self._publish()) for _ in range(PUBLISHERS)]
 
     async def more(self, count: int) -> None:
-        """Wait for so many further receipts."""
+        """Wait for this many further receipts."""
         goal = len(self.receipts) + count
         await becomes(lambda: len(self.receipts) >= goal, within_s=60)
 

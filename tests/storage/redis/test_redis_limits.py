@@ -25,7 +25,7 @@ RATES = (Rate(1000, 1, 1000), Rate(7, 60, 40), Rate(10**9, 1, 10**15), Rate(1, 3
 
 @pytest.fixture
 async def server() -> AsyncIterator[Settings]:
-    """One process."""
+    """Yield one process."""
     async with redis_process() as settings:
         yield settings
 
@@ -39,18 +39,18 @@ async def pool(server: Settings) -> AsyncIterator[RedisPool]:
 
 
 async def command(server: Settings, *words: Arg) -> Any:
-    """One command, past everything."""
+    """Send one command, past everything else."""
     return await redis_single.ask(server, *words)
 
 
 async def said(link: Connection, *words: Arg) -> Any:
-    """What is answered to one command."""
+    """Return what is answered to one command."""
     (answer,) = await link.ask([pack(*words)], 5)
     return answer
 
 
 async def whole(link: Connection, name: str) -> Whole | None:
-    """What stands there of a bucket."""
+    """Return what the server stores of a bucket."""
     raw = await said(link, "HGETALL", f"{BASE}b:{name}")
     row = {key.decode(): value.decode() for key, value in zip(raw[::2], raw[1::2], strict=True)}
     if not row:

@@ -158,7 +158,7 @@ async def test_one_that_is_frozen_is_not_asked_at_every_look(tmp_path: Path) -> 
         await many.close()
 
 
-async def test_a_connection_that_stands_does_not_wait_for_who_is_counted_no_more(
+async def test_an_open_connection_does_not_wait_for_a_replica_that_is_not_counted(
     redis_binary: Binary, tmp_path: Path
 ) -> None:
     with replicated(redis_binary, tmp_path, replicas=1) as servers:

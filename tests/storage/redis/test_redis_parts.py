@@ -41,7 +41,7 @@ SERVER = {"redis_version": "7.0.15"}
     ("level", "counts"),
     [("local", [0, 0, 0, 0, 0]), ("quorum", [0, 1, 1, 2, 2]), ("all", [0, 1, 2, 3, 4])],
 )
-def test_a_level_asks_for_so_many_replicas(level: Durability, counts: list[int]) -> None:
+def test_a_level_needs_its_number_of_replicas(level: Durability, counts: list[int]) -> None:
     assert [copies_needed(level, replicas) for replicas in range(5)] == counts
     for replicas, counted in enumerate(counts):
         majority = 2 * (counted + 1) > replicas + 1  # the primary's copy is one of them
@@ -209,7 +209,7 @@ def test_a_command_is_packed_as_redis_reads_it() -> None:
     )
 
 
-def test_a_prefix_is_heard_as_it_stands() -> None:
+def test_a_prefix_is_read_literally() -> None:
     assert pattern_of("{q}:") == "{q}:*"
     assert pattern_of("a*[b]?\\") == "a\\*\\[b\\]\\?\\\\*"
 

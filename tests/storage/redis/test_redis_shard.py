@@ -41,7 +41,7 @@ async def note(on: RedisShard, text: str, level: Durability = "all") -> int:
 
 
 def kept(node: Node) -> list[str]:
-    """What the list of this server holds."""
+    """Return what the list of this server holds."""
     found: list[str] = node.ask("LRANGE", LIST, 0, -1)
     return found
 
@@ -288,7 +288,7 @@ async def test_a_replica_too_many_and_no_receipt_is_given(three: Replicated) -> 
             await set_replicas(given, 1)
 
 
-async def test_a_connection_that_stands_hears_of_more_replicas(three: Replicated) -> None:
+async def test_an_open_connection_learns_of_more_replicas(three: Replicated) -> None:
     primary = three.nodes[0]
     three.nodes[2].kill()
     until(lambda: int(primary.info("replication")["connected_slaves"]) == 1, "one replica")
@@ -300,7 +300,7 @@ async def test_a_connection_that_stands_hears_of_more_replicas(three: Replicated
             await note(opened, "2")
 
 
-async def test_a_connection_that_stands_waits_for_no_replica_that_was_taken_out(
+async def test_an_open_connection_waits_for_no_replica_that_was_taken_out(
     three: Replicated,
 ) -> None:
     primary, loop = three.nodes[0], asyncio.get_running_loop()
@@ -416,7 +416,7 @@ async def test_another_history_and_an_older_copy_are_refused(alone: Node) -> Non
         await provision(given, "history-2", 0)
 
 
-async def test_messages_are_heard_and_heard_again_after_a_restart(alone: Node) -> None:
+async def test_messages_are_received_again_after_a_restart(alone: Node) -> None:
     heard: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
     async with shard(settings(alone), replicas=0) as opened:
         opened.on_message("{q}*:", lambda channel, text: heard.put_nowait((channel, text)))

@@ -41,7 +41,7 @@ LEVELS: tuple[Durability, ...] = ("local", "quorum", "all", "local")
 async def gateway(
     given: Settings, kind: type[RedisShard] = RedisShard
 ) -> AsyncIterator[tuple[RedisStorage, asyncio.Queue[object]]]:
-    """Its storage, and what it is woken with."""
+    """Yield its storage, and what it is woken with."""
     woken: asyncio.Queue[object] = asyncio.Queue()
     shard = await kind.open(given, Marks(INCARNATION))
     store = RedisStorage(shard, INCARNATION, tails_s=TAILS_S)

@@ -77,6 +77,6 @@ def test_several_clusters_have_names_and_zones() -> None:
         " ".join(f"redis://a?cluster=c{number}" for number in range(65)),
     ],
 )  # fmt: skip
-def test_clusters_that_cannot_be_told_apart_are_refused(text: str) -> None:
+def test_clusters_that_cannot_be_distinguished_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_all(text)

@@ -21,13 +21,13 @@ KEY = 7
 
 
 def engines() -> list[Kind]:
-    """One server of each."""
+    """Return one server of each."""
     return [kind for kind in all_kinds() if kind.layout == "single"]
 
 
 @pytest.fixture(params=engines(), ids=str)
 async def server(request: pytest.FixtureRequest, servers: Pool) -> Settings:
-    """One server, empty."""
+    """Return one server, empty."""
     alone = servers.of(request.param)
     await alone.empty(INCARNATION)
     (settings,) = await alone.settings()

@@ -32,7 +32,7 @@ def named(library: Library, version: str) -> Library:
 
 
 def libraries(node: Node) -> set[str]:
-    """Those that are loaded."""
+    """Return those that are loaded."""
     return {one[one.index("library_name") + 1] for one in node.ask("FUNCTION", "LIST")}
 
 

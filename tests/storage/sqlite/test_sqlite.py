@@ -114,7 +114,7 @@ async def test_a_commit_that_only_meets_duplicates_is_a_commit(embedded: Embedde
 
 async def test_a_read_that_was_given_up_takes_no_turn_of_the_reader(embedded: Embedded) -> None:
     """P9: who is told that the storage does not answer asks again; what he asked before must not
-    be done besides, or a disk that is slow for a while has ever more to do."""
+    be done also, or a disk that is slow for a while has ever more to do."""
     store = await embedded.open()
     goes, done = threading.Event(), list[str]()
 

@@ -64,7 +64,7 @@ class Store:
         self.synced.set()
 
     def write(self, count: int = 1, size: int = ROW_BYTES) -> None:
-        """So many commits."""
+        """This many commits."""
         for _ in range(count):
             self.opened.writer.execute("INSERT INTO paper VALUES (?)", (bytes(size),))
             self.checkpointer.on_commit(size)
@@ -82,7 +82,7 @@ class Store:
 
 
 class BadDisk:
-    """Of which so many fsyncs fail; behind that all is well, as Linux has it (errseq)."""
+    """Of which this many fsyncs fail; behind that all is well, as Linux has it (errseq)."""
 
     def __init__(self, times: int = 1_000) -> None:
         self._times = times
@@ -159,7 +159,7 @@ def test_a_slice_of_all_there_is_that_cannot_be_synced_leaves_the_wal(store: Sto
     checkpointer.close()
 
 
-def test_a_failed_sync_that_somebody_else_heard_of_leaves_the_wal(store: Store) -> None:
+def test_a_failed_sync_that_another_caller_received_leaves_the_wal(store: Store) -> None:
     """R31: Linux tells of it once for each descriptor; who asks behind that is told that all is
     well."""
     disk = BadDisk(times=1)
@@ -226,7 +226,7 @@ def test_it_is_due_by_bytes_handed_by_commits_and_later_where_somebody_waits(sto
         assert checkpointer.is_due(is_free=is_free)
 
 
-def test_a_slice_comes_so_long_after_the_last_one(store: Store) -> None:
+def test_a_slice_keeps_its_distance_from_the_last_one(store: Store) -> None:
     """On both sides: small ones, one after the other, are what a queue that is alone pays for."""
     checkpointer = store.checkpointer
     for step in (checkpointer.advance, checkpointer.finish):

@@ -133,7 +133,7 @@ async def test_a_damaged_cursor_begins_anew_above_every_epoch(embedded: Embedded
     assert (await store.own(G0, token=b"c", assignment=1)).epoch == owned.epoch + 1
 
 
-async def test_damage_beside_a_cursor_costs_what_stands_there(embedded: Embedded) -> None:
+async def test_damage_beside_a_cursor_costs_only_that_part(embedded: Embedded) -> None:
     store = await embedded.open()
     await with_group(store, messages=1000)
     await store.write_cursors([change(settled=[(n, n) for n in range(1, 1000, 2)])])

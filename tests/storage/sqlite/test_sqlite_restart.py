@@ -214,7 +214,7 @@ WRITER = Path(__file__).parents[1] / "writer.py"
 
 
 async def _acknowledged(path: Path, kill_after: int) -> list[list[int]]:
-    """Let a writer append until it has acknowledged so many records, then kill it."""
+    """Let a writer append until it has acknowledged this many records, then kill it."""
     process = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, str(WRITER), str(path)],
         stdout=subprocess.PIPE,

@@ -16,7 +16,7 @@ from tests.storage.conftest import Embedded, commits
 
 
 async def settled(store: SqliteStorage, records: int) -> None:
-    """So many records of a message that nobody needs; then one that is needed."""
+    """This many records of a message that nobody needs; then one that is needed."""
     await with_group(store)
     await store.append([append(messages=1) for _ in range(records)])
     await store.write_cursors([change(settled=[(0, records - 1)])])
