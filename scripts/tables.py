@@ -84,9 +84,9 @@ def main() -> None:
         f"| `{code.name}` | {code.http_status} | {'yes' if code.retry else 'no'} | {code.meaning} |"
         for code in CODES.values()
     ]
-    closes = [f"| {close.code} | {close.reason} |" for close in frames.CLOSES]
+    closes = [f"| {close.code} | `{close.reason}` |" for close in frames.CLOSES]
     text = fill(path.read_text(), "| code | HTTP | retry | meaning |", errors)
-    text = fill(text, "| code | meaning |", closes)
+    text = fill(text, "| code | reason |", closes)
     path.write_text(re.sub(r"^\| `([A-Z_]+)` \| \d+ \|", bound, text, flags=re.MULTILINE))
 
     path = ROOT / "docs/http.md"

@@ -263,7 +263,7 @@ def test_the_table_of_error_codes_is_the_codes() -> None:
 
 
 def test_the_table_of_close_codes_is_the_codes() -> None:
-    table = [f"| {close.code} | {close.reason} |" for close in frames.CLOSES]
+    table = [f"| {close.code} | `{close.reason}` |" for close in frames.CLOSES]
     shown = re.findall(r"^\| \d+ .*$", section(PROTOCOL, "Close codes"), re.M)
     assert shown == table, "the table is to be:\n" + "\n".join(table)
 
