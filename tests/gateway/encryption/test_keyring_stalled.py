@@ -133,6 +133,20 @@ async def test_a_rotation_wraps_a_key_anew_whose_answer_did_not_come(keys: Keys)
     keys.ring = await keys.opened(NEW)
 
 
+@stalled
+async def test_a_rotation_wraps_a_key_anew_that_is_written_meanwhile(keys: Keys) -> None:
+    """The catalog did not have it when the rotation began."""
+    keys.mad.stall()
+    keys.run_low()
+    await asyncio.sleep(limits.METADATA_DEADLINE_S + 0.5)
+    assert keys.masters == [master_id(OLD)]
+    keys.mad.well()
+    await keys.ring.rotate(NEW)
+    assert keys.masters == 2 * [master_id(NEW)]
+    await keys.ring.close()
+    keys.ring = await keys.opened(NEW)
+
+
 async def test_a_broker_publishes_on_while_its_catalog_takes_no_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -302,8 +302,8 @@ async def test_a_renewed_store_has_another_incarnation_and_higher_generations_an
     store = await embedded.open()
     await with_group(store, messages=3)
     incarnation = await store.incarnation()
-    token = b"the same session".ljust(32)
-    before = await store.own(G0, token=token, assignment=2)
+    session = b"the same session"  # the first half of a token names the owner (R22)
+    before = await store.own(G0, token=session + b"before".ljust(16), assignment=2)
     await embedded.close()
     renewed = renew_store(embedded.path, raised_by=7, partitions={"q-1": 3, "q-2": 1})
     assert renewed.damaged == 0
@@ -313,7 +313,7 @@ async def test_a_renewed_store_has_another_incarnation_and_higher_generations_an
     generations = [state.generation for state in await store.partitions("q-1")]
     assert generations == [before.generation + 7] * 3, "the missing one as well"
     assert [state.generation for state in await store.partitions("q-2")] == generations[:1]
-    after = await store.own(G0, token=token, assignment=3)
+    after = await store.own(G0, token=session + b"after".ljust(16), assignment=3)
     assert after.epoch > before.epoch + 1
     assert after.previous is None, "R22: nothing of the lost history is adopted"
     assert await one(store, append(messages=1)) == [3]
