@@ -81,7 +81,8 @@ def test_a_report_needs_no_folder_no_environment_and_no_python_on_the_path(
     before = sorted(os.listdir("/"))
     done = subprocess.run(
         command(data, "--json"), cwd="/",
-        env={"PATH": other_python(tmp_path / "bin")} | QUICK | TREE, capture_output=True, text=True, check=False, timeout=RUN_S_MAX,
+        env={"PATH": other_python(tmp_path / "bin")} | QUICK | TREE,
+        capture_output=True, text=True, check=False, timeout=RUN_S_MAX,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert steps(done.stderr) in STEPS
