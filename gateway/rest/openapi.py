@@ -30,7 +30,7 @@ _REFERENCE: Final = "#/components/schemas/{name}"
 _PARAMETERS: Final = {
     "queue": "The queue's name: 1 to 128 of A-Z a-z 0-9 . _ - and the first a letter or digit.",
     "group": "The group's name, of the same form.",
-    "session": "The session's id, from its `welcome`.",
+    "session": "The `session` of the answer to `POST /v1/sessions`, not that of its `welcome`.",
 }
 
 
