@@ -71,7 +71,7 @@ class Tickets:
 
         Raises:
             Refused: too_many, if no more may wait, or more of this principal wait than there is
-                room left. So no principal can make so many that others can make none.
+                room left. So no principal can use up the tickets of the others.
         """
         self._expire(now)
         room = limits.TICKETS_MAX - len(self._waiting)
