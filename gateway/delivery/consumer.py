@@ -67,23 +67,25 @@ class HeldClaims:
 
 
 def sort(
-    deliveries: DeliveryList, slots: Mapping[int, OwnedPartition], is_coming: Callable[[int], bool]
+    deliveries: DeliveryList,
+    owned_partitions: Mapping[int, OwnedPartition],
+    is_coming: Callable[[int], bool],
 ) -> HeldClaims:
-    """Sort a list by the consumer's slots. `is_coming`: whether a partition without a slot will
-    have one of this consumer's."""
+    """Sort a list by the consumer's owned partitions. `is_coming`: whether a partition without an
+    owned partition will have one of this consumer's."""
     said = HeldClaims()
     for partition, epochs in claims_of(deliveries).items():
-        slot = slots.get(partition)
+        owned = owned_partitions.get(partition)
         for epoch, pushes in epochs.items():
-            may_adopt = is_coming(partition) if slot is None else can_adopt(slot.delivery, epoch)
+            may_adopt = is_coming(partition) if owned is None else can_adopt(owned.delivery, epoch)
             if may_adopt:
                 said.before.setdefault(partition, {})[epoch] = pushes
-            elif slot is None or slot.delivery.number_of(epoch, 0) is None:
+            elif owned is None or owned.delivery.number_of(epoch, 0) is None:
                 said.lost += listed(partition, epoch, pushes)
             else:
                 held = said.held.setdefault(partition, {})
                 for push, ranges in pushes.items():
-                    number = slot.delivery.number_of(epoch, push)
+                    number = owned.delivery.number_of(epoch, push)
                     assert number is not None
                     held[number] = ranges
     return said
@@ -116,44 +118,44 @@ def listed(partition: int, epoch: int, pushes: Mapping[int, Sequence[Range]]) ->
     ]
 
 
-def named(slot: OwnedPartition, by_number: Mapping[int, Sequence[Range]]) -> DeliveryList:
-    """Make a delivery list of pushes by their numbers in the slot's ledger."""
+def named(owned: OwnedPartition, by_number: Mapping[int, Sequence[Range]]) -> DeliveryList:
+    """Make a delivery list of pushes by their numbers in the owned partition's ledger."""
     found: DeliveryList = []
     for number, ranges in by_number.items():
-        epoch, push = slot.delivery.name_of(number)
-        found += listed(slot.partition.number, epoch, {push: ranges})
+        epoch, push = owned.delivery.name_of(number)
+        found += listed(owned.partition.number, epoch, {push: ranges})
     return found
 
 
 async def adopt_in(
     tail: Tail,
-    slot: OwnedPartition | None,
+    owned: OwnedPartition | None,
     number: int,
     epochs: Mapping[int, Pushes],
     room: Callable[[], int],
 ) -> DeliveryList:
-    """Adopt deliveries in partition `number`, as far as they may be adopted. `slot`: the
+    """Adopt deliveries in partition `number`, as far as they may be adopted. `owned`: the
     partition's; None: another consumer has it. Returns those that were not adopted. `room`: called
     when the log was read; it returns the most messages to adopt, below 0 if the outcome no longer
     matters."""
     lost: DeliveryList = []
     for epoch, pushes in epochs.items():
         gone: Mapping[int, Sequence[Range]] = pushes
-        if slot is not None and can_adopt(slot.delivery, epoch):
-            wanted = keys_wanted(slot.delivery, pushes)
-            keys = await read_keys(tail, slot.partition, wanted)
+        if owned is not None and can_adopt(owned.delivery, epoch):
+            wanted = keys_wanted(owned.delivery, pushes)
+            keys = await read_keys(tail, owned.partition, wanted)
             left = room()
-            if left >= 0 and not slot.ended and can_adopt(slot.delivery, epoch):
+            if left >= 0 and not owned.ended and can_adopt(owned.delivery, epoch):
                 now = asyncio.get_running_loop().time()
                 gone = adopt(
-                    slot.delivery,
+                    owned.delivery,
                     pushes,
                     keys,
                     room=left,
                     now=now,
                     wall_unix_ms=int(time.time() * 1000),
                 )
-                slot.returned([], now)
+                owned.returned([], now)
         lost += listed(number, epoch, gone)
     return lost
 
@@ -261,8 +263,8 @@ class Consumer:
         self._reserved = 0
         """Number of messages that are being settled before they are pushed (R23)."""
         self._in_flight = 0
-        """Number of deliveries in flight, in all its slots."""
-        self.slots: dict[int, OwnedPartition] = {}
+        """Number of deliveries in flight, in all its owned partitions."""
+        self.owned_partitions: dict[int, OwnedPartition] = {}
         self._turn = 0
         self._scheduled = False
         self.opened = False
@@ -314,7 +316,7 @@ class Consumer:
                 granted=credit.granted, used=credit.sent, open=credit.available - self._reserved
             ),
             in_flight=self._in_flight,
-            partitions=sorted(self.slots),
+            partitions=sorted(self.owned_partitions),
             unresponsive=self.is_unresponsive or None,
         )
 
@@ -383,23 +385,31 @@ class Consumer:
         self.pump()
 
     def pump(self) -> None:
-        """Let its slots give at the end of this turn."""
+        """Let its owned partitions give at the end of this turn."""
         if not self._scheduled and not self.left:
             self._scheduled = True
             self._end_of_turn.call(self._pump)
 
     def _pump(self) -> None:
-        """Let slots that have something to give take turns, with a bounded number of messages each,
-        so that a backlog starves no partition."""
+        """Let owned partitions that have something to give take turns, with a bounded number of
+        messages each, so that a backlog starves no partition."""
         self._scheduled = False
-        slots = list(self.slots.values())
-        if not slots or self.left:
+        owned_partitions = list(self.owned_partitions.values())
+        if not owned_partitions or self.left:
             return
         now = asyncio.get_running_loop().time()
-        share = max(limits.PUSH_MESSAGES_MAX // len(slots), self.available() // len(slots), 16)
-        self._turn = (self._turn + 1) % len(slots)
-        slots = slots[self._turn :] + slots[: self._turn]
-        again = [slot for slot in slots if not slot.delivery.is_idle(now) and slot.pump(share)]
+        share = max(
+            limits.PUSH_MESSAGES_MAX // len(owned_partitions),
+            self.available() // len(owned_partitions),
+            16,
+        )
+        self._turn = (self._turn + 1) % len(owned_partitions)
+        owned_partitions = owned_partitions[self._turn :] + owned_partitions[: self._turn]
+        again = [
+            owned
+            for owned in owned_partitions
+            if not owned.delivery.is_idle(now) and owned.pump(share)
+        ]
         if again and self.available() > 0:
             self.pump()
 
@@ -413,7 +423,7 @@ class Consumer:
         self._reserved -= count
 
     def deliver(
-        self, slot: OwnedPartition, record: Record, push: Push, reserved: object = None
+        self, owned: OwnedPartition, record: Record, push: Push, reserved: object = None
     ) -> bool:
         """Push a run of messages."""
         count = push.count
@@ -424,13 +434,13 @@ class Consumer:
         self._credit.spend(count)
         head = frames.push_head(
             subscription=self.subscription,
-            partition=slot.partition.number,
-            epoch=slot.epoch,
+            partition=owned.partition.number,
+            epoch=owned.epoch,
             push=push.number,
             offset=push.first,
             skips=push.skips,
             attempt=push.attempt,
-            id_prefix=slot.id_prefix,
+            id_prefix=owned.id_prefix,
             published_unix_ms=record.header.published_unix_ms,
         )
         frame = frames.push_frame(head, *record.pick(push.first, push.last, push.skips))
@@ -443,12 +453,12 @@ class Consumer:
         return True
 
     # enforces: R17
-    def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
+    def revoked(self, owned: OwnedPartition, taken: list[Taken], reason: str) -> None:
         """Inform the session at once of deliveries that are no longer its own (R17)."""
         by_push: dict[int, list[Range]] = {}
         for push, offset in sorted(taken):
             by_push.setdefault(push, []).append((offset, offset))
-        deliveries = named(slot, by_push)
+        deliveries = named(owned, by_push)
         self._link.send(frames.revoked(self.subscription, deliveries, reason))
 
     # --- What the session says -----------------------------------------------------------------
@@ -472,19 +482,19 @@ class Consumer:
         if started:
             self.start(started)
         for delivery in deliveries:
-            slot, number = self._slot(delivery, settled)
-            if slot is not None:
-                touched[delivery[0]] = slot
-                count = slot.ack_ordinary(number, delivery, now)
+            owned, number = self._owned(delivery, settled)
+            if owned is not None:
+                touched[delivery[0]] = owned
+                count = owned.ack_ordinary(number, delivery, now)
                 if count:
                     settled.settled += count
                     continue
                 place = (delivery[0], delivery[1], delivery[2])
                 for index in range(3, len(delivery) - 1, 2):
                     first, last = delivery[index], delivery[index + 1]
-                    settled.add(place, slot.ack(number, first, last, now))
+                    settled.add(place, owned.ack(number, first, last, now))
         if confirmed is not None and not deliveries:
-            _Barrier(confirmed).wait([*self.slots.values()])
+            _Barrier(confirmed).wait([*self.owned_partitions.values()])
         else:
             settled.write(touched.values(), now)
         return settled
@@ -506,13 +516,13 @@ class Consumer:
         now = asyncio.get_running_loop().time()
         self._sign(now, deliveries)
         for delivery in deliveries:
-            slot, number = self._slot(delivery, settled)
-            if slot is not None:
-                touched[delivery[0]] = slot
+            owned, number = self._owned(delivery, settled)
+            if owned is not None:
+                touched[delivery[0]] = owned
                 place = (delivery[0], delivery[1], delivery[2])
                 for index in range(3, len(delivery) - 1, 2):
                     first, last = delivery[index], delivery[index + 1]
-                    judged = slot.nack(
+                    judged = owned.nack(
                         number, first, last, now, delay_s=delay_s, reason=reason, reject=reject
                     )
                     settled.add(place, judged)
@@ -531,16 +541,16 @@ class Consumer:
         self._sign(now, deliveries, started)
         self.start(started)
         for delivery in deliveries:
-            slot, number = self._slot(delivery, settled)
-            if slot is not None:
-                touched[delivery[0]] = slot
+            owned, number = self._owned(delivery, settled)
+            if owned is not None:
+                touched[delivery[0]] = owned
                 place = (delivery[0], delivery[1], delivery[2])
                 for index in range(3, len(delivery) - 1, 2):
-                    judged = slot.delivery.extend(
+                    judged = owned.delivery.extend(
                         number,
                         delivery[index],
                         delivery[index + 1],
-                        lease_s=lease_s or slot.delivery.lease_s,
+                        lease_s=lease_s or owned.delivery.lease_s,
                         now=now,
                     )
                     settled.add(place, judged)
@@ -552,9 +562,9 @@ class Consumer:
         given_at = [
             push.given_at
             for partition, epoch, number, *_ in chain(*named)
-            if (slot := self.slots.get(partition)) is not None
-            and slot.delivery.epoch == epoch
-            and (push := slot.delivery.push(number)) is not None
+            if (owned := self.owned_partitions.get(partition)) is not None
+            and owned.delivery.epoch == epoch
+            and (push := owned.delivery.push(number)) is not None
         ]
         if given_at:
             self._link.on_named(max(given_at))
@@ -563,23 +573,23 @@ class Consumer:
         """Mark deliveries whose handlers have begun (R19)."""
         now = asyncio.get_running_loop().time() if started else 0.0
         for delivery in started:
-            slot, number = self._slot(delivery, Settlement())
-            if slot is not None:
+            owned, number = self._owned(delivery, Settlement())
+            if owned is not None:
                 for index in range(3, len(delivery) - 1, 2):
-                    slot.delivery.start(number, delivery[index], delivery[index + 1], now=now)
+                    owned.delivery.start(number, delivery[index], delivery[index + 1], now=now)
 
-    def _slot(self, delivery: list[int], settled: Settlement) -> tuple[OwnedPartition | None, int]:
-        """Return the slot that a delivery names, and the push's number there. A delivery of no slot
-        or epoch of this session is judged here: an older epoch is stale, anything else was never
-        given to it."""
-        slot = self.slots.get(delivery[0])
-        if slot is not None:
-            if delivery[1] == slot.epoch:
-                return slot, delivery[2]
-            number = slot.delivery.number_of(delivery[1], delivery[2])
+    def _owned(self, delivery: list[int], settled: Settlement) -> tuple[OwnedPartition | None, int]:
+        """Return the owned partition that a delivery names, and the push's number there. A delivery
+        of no owned partition or epoch of this session is judged here: an older epoch is stale,
+        anything else was never given to it."""
+        owned = self.owned_partitions.get(delivery[0])
+        if owned is not None:
+            if delivery[1] == owned.epoch:
+                return owned, delivery[2]
+            number = owned.delivery.number_of(delivery[1], delivery[2])
             if number is not None:
-                return slot, number
-        newer = slot is not None and delivery[1] > slot.epoch
+                return owned, number
+        newer = owned is not None and delivery[1] > owned.epoch
         is_stale = not newer and self._was_given(delivery[0], delivery[1])
         (settled.stale if is_stale else settled.not_delivered).append(delivery)
         if is_stale:
@@ -612,7 +622,7 @@ class Consumer:
         if self._responsiveness.on_activity(now=asyncio.get_running_loop().time()):
             self._rebalance()
 
-    def arrived(self, slot: OwnedPartition, push: Push) -> float | None:
+    def arrived(self, owned: OwnedPartition, push: Push) -> float | None:
         return self._link.lease_start(push.given_at)
 
     def lapsed(self, given_at: float) -> None:
@@ -693,7 +703,9 @@ class Consumer:
         """
         if not self._suspended:
             raise Refused("invalid_request", "held comes once, after a session was resumed")
-        said = sort(deliveries, self.slots, lambda number: self._runtime.is_coming(number, self))
+        said = sort(
+            deliveries, self.owned_partitions, lambda number: self._runtime.is_coming(number, self)
+        )
         if offsets_in(said.before) > limits.NAMED_AS_HELD_MAX:
             raise Refused("invalid_request", "more deliveries than a subscription ever has")
         self._credit.received(received)
@@ -702,10 +714,10 @@ class Consumer:
         if self._ended is not None:  # the error may not have arrived; nothing will be pushed
             self._link.send(frames.error(self._ended, subscription=self.subscription))
         now = asyncio.get_running_loop().time()
-        for partition, slot in list(self.slots.items()):
-            taken, gone = hold(slot.delivery, said.held.get(partition, {}), now=now)
-            slot.returned(taken, now)
-            said.lost += named(slot, gone)
+        for partition, owned in list(self.owned_partitions.items()):
+            taken, gone = hold(owned.delivery, said.held.get(partition, {}), now=now)
+            owned.returned(taken, now)
+            said.lost += named(owned, gone)
         if said.before:
             self._adopting = said  # before it begins: it may be over by then
             return self._adopt(said)
@@ -720,8 +732,8 @@ class Consumer:
             return max(0, left) if self._adopting is said else -1
 
         for partition, epochs in said.before.items():
-            slot = await runtime.slot_of(partition, self)
-            lost += await adopt_in(runtime.tail, slot, partition, epochs, room)
+            owned = await runtime.owned_of(partition, self)
+            lost += await adopt_in(runtime.tail, owned, partition, epochs, room)
         if self._adopting is said:
             self._go_on()
         return lost
@@ -739,7 +751,7 @@ class Consumer:
         and the client keeps its deliveries and goes on at the next one. `done` is called once, when
         all that was settled or returned of its deliveries is durable, or is known to have another
         owner by then."""
-        slots = dict(self.slots)
+        owned_partitions = dict(self.owned_partitions)
         if not self.left:
             self.left = True
             self._adopting = None
@@ -747,5 +759,5 @@ class Consumer:
             self._runtime.leave(self, moves=moves)
         if done is not None:
             now = asyncio.get_running_loop().time()
-            live = [slot for slot in slots.values() if not slot.ended]
+            live = [owned for owned in owned_partitions.values() if not owned.ended]
             Settlement(lambda _: done()).write(live, now)

@@ -180,8 +180,9 @@ class CursorWriter:
         loop = asyncio.get_running_loop()
         for writer, _ in taken:
             writer.not_written(error)
-            # Whatever the error was, nothing else would write it, and a slot that ends waits for
-            # that. After a failover certified offsets are not certified for a moment (R10).
+            # Whatever the error was, nothing else would write it, and an owned partition that ends
+            # waits for that. After a failover certified offsets are not certified for a moment
+            # (R10).
             loop.call_later(RETRY_AFTER_S, self.mark, writer)
 
     def _written(self, writer: CursorSource, write: CursorWrite, answer: Written) -> None:

@@ -130,16 +130,16 @@ class DeadLetters:
         self.moved_total = 0
 
     # enforces: P1
-    async def move(self, slot: OwnedPartition) -> None:
-        """Move the dead messages of this slot's partition, until none is left or the slot ends.
-        Messages that the dead-letter queue does not take are tried again, and the slot knows why
-        meanwhile. A message that is no longer in the log (its record was deleted or damaged) is
-        only settled."""
+    async def move(self, owned: OwnedPartition) -> None:
+        """Move the dead messages of this owned partition's partition, until none is left or the
+        owned partition ends. Messages that the dead-letter queue does not take are tried again, and
+        the owned partition knows why meanwhile. A message that is no longer in the log (its record
+        was deleted or damaged) is only settled."""
         left: list[DeadLetter] = []
         search: LetterSearch | None = None
-        while not slot.ended:
+        while not owned.ended:
             room = limits.DEAD_PER_MOVE_MAX - len(left)
-            fresh = slot.delivery.take_dead_letters(room) if slot.moves_dead_letters else []
+            fresh = owned.delivery.take_dead_letters(room) if owned.moves_dead_letters else []
             batch = sorted([*left, *fresh])
             if not batch:
                 return
@@ -147,81 +147,81 @@ class DeadLetters:
                 if search is not None:
                     left = batch
                     found = await search.found()
-                    self._count(slot, len(found))
-                    slot.dead_lettered([one for one in batch if slot.letter_id(one) in found])
-                    batch = [one for one in batch if slot.letter_id(one) not in found]
+                    self._count(owned, len(found))
+                    owned.dead_lettered([one for one in batch if owned.letter_id(one) in found])
+                    batch = [one for one in batch if owned.letter_id(one) not in found]
                     search = None
-                left, search = await self._send(slot, batch)
+                left, search = await self._send(owned, batch)
             except TocsinError as error:
                 left = batch
-                self._held_up(slot, error)
+                self._held_up(owned, error)
             if left:
                 await asyncio.sleep(MOVE_AGAIN_S)
             else:
-                slot.dead_letters_wait = None
+                owned.dead_letters_wait = None
 
-    def _held_up(self, slot: OwnedPartition, error: TocsinError) -> None:
-        if slot.dead_letters_wait is None:
-            logger.warning("%r waits for its dead-letter queue: %s", slot.delivery, error)
-        slot.dead_letters_wait = error
+    def _held_up(self, owned: OwnedPartition, error: TocsinError) -> None:
+        if owned.dead_letters_wait is None:
+            logger.warning("%r waits for its dead-letter queue: %s", owned.delivery, error)
+        owned.dead_letters_wait = error
 
     async def _send(
-        self, slot: OwnedPartition, batch: Sequence[DeadLetter]
+        self, owned: OwnedPartition, batch: Sequence[DeadLetter]
     ) -> tuple[list[DeadLetter], LetterSearch | None]:
         """Move a batch. Returns the messages that did not arrive, and a search for those whose
         outcome is unknown; None: there are none."""
-        messages = await self._read(slot.partition, [one.offset for one in batch])
+        messages = await self._read(owned.partition, [one.offset for one in batch])
         gone = [one for one in batch if one.offset not in messages]
         if gone:
-            slot.dead_lettered(gone, are_gone=True)
+            owned.dead_lettered(gone, are_gone=True)
         batch = [one for one in batch if one.offset in messages]
         if not batch:
             return [], None
-        target = await self._queue_of(slot.queue)
+        target = await self._queue_of(owned.queue)
         before = await self._look(target)
-        await slot.find_reasons(batch)
-        letters = [_letter(slot, one, messages[one.offset]) for one in batch]
-        answer = await self._publish(slot, target, batch, letters)
+        await owned.find_reasons(batch)
+        letters = [_letter(owned, one, messages[one.offset]) for one in batch]
+        answer = await self._publish(owned, target, batch, letters)
         left: list[DeadLetter] = []
         unknown: list[DeadLetter] = []
         for one, outcome in zip(batch, answer.outcomes, strict=True):
             if isinstance(outcome, TocsinError):
                 left.append(one)
-                self._held_up(slot, outcome)
+                self._held_up(owned, outcome)
             if isinstance(outcome, Unknown):
                 unknown.append(one)
         if not unknown:
             return left, None
-        ids = {slot.letter_id(one) for one in unknown}
+        ids = {owned.letter_id(one) for one in unknown}
         gave_up_on = self._publisher.commits.has_given_up
         return left, LetterSearch(self._storage, target, ids, before, gave_up_on)
 
     async def _publish(
         self,
-        slot: OwnedPartition,
+        owned: OwnedPartition,
         target: Queue,
         batch: Sequence[DeadLetter],
         letters: Sequence[Message],
     ) -> PendingPublish:
         """Append letters, and settle the messages that were stored. Each is counted once, even if
-        the slot has ended by then, and not if the queue had it already."""
+        the owned partition has ended by then, and not if the queue had it already."""
         done: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
 
         def answered(answer: PendingPublish) -> None:
             stored = zip(batch, answer.outcomes, strict=True)
             arrived = [one for one, outcome in stored if not isinstance(outcome, TocsinError)]
-            if arrived and not slot.ended:
-                slot.dead_lettered(arrived)
-            self._count(slot, sum(_is_new(outcome) for outcome in answer.outcomes))
+            if arrived and not owned.ended:
+                owned.dead_lettered(arrived)
+            self._count(owned, sum(_is_new(outcome) for outcome in answer.outcomes))
             if not done.done():
                 done.set_result(answer)
 
         self._publisher.submit(PendingPublish(target, letters, answered, is_checked=True))
         return await done
 
-    def _count(self, slot: OwnedPartition, count: int) -> None:
+    def _count(self, owned: OwnedPartition, count: int) -> None:
         self.moved_total += count
-        slot.count_dead_letters(count)
+        owned.count_dead_letters(count)
 
     # --- Reading -------------------------------------------------------------------------------
 
@@ -289,20 +289,20 @@ class DeadLetters:
         return any(state.partition == partition and offset < state.end for state in states)
 
 
-def _letter(slot: OwnedPartition, dead: DeadLetter, message: Message) -> Message:
+def _letter(owned: OwnedPartition, dead: DeadLetter, message: Message) -> Message:
     """Make the message that goes to the dead-letter queue."""
     headers = dead_letter_headers(
         message.headers,
         reason=dead.reason,
-        queue=slot.queue.name,
-        group=slot.group.name,
-        partition=str(slot.partition.number),
+        queue=owned.queue.name,
+        group=owned.group.name,
+        partition=str(owned.partition.number),
         offset=str(dead.offset),
         attempts=str(dead.attempts),
-        id=message.id if message.id is not None else f"{slot.id_prefix}{dead.offset}",
-        nack=slot.reasons.get(dead.offset),
+        id=message.id if message.id is not None else f"{owned.id_prefix}{dead.offset}",
+        nack=owned.reasons.get(dead.offset),
     )
-    return msgspec.structs.replace(message, headers=headers, id=slot.letter_id(dead), ttl_s=None)
+    return msgspec.structs.replace(message, headers=headers, id=owned.letter_id(dead), ttl_s=None)
 
 
 def _is_new(outcome: Outcome) -> bool:

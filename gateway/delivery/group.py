@@ -3,7 +3,7 @@ partitions.
 
     join / leave ──▶ membership row (compare-and-set, R14) ──▶ assignment (pure)
                                                                   │
-    a partition that moves:  drain the old slot ─▶ written ─▶ own (epoch + 1) ─▶ new slot
+    a partition that moves:  the old owner drains ─▶ written ─▶ own (epoch + 1) ─▶ new owner
 
 Partitions that do not move never pause. If several gateways serve the group, each writes its part
 of the row and carries out what the row says about it (`gateway.delivery.membership`). A partition
@@ -37,7 +37,7 @@ class Member(PartitionOwner, Protocol):
     """A consumer of the group, which is that of a session or the virtual one of the pulls."""
 
     name: str
-    slots: dict[int, OwnedPartition]
+    owned_partitions: dict[int, OwnedPartition]
 
     left: bool
     """Whether it is a member no more."""
@@ -88,7 +88,7 @@ class GroupRuntime:
         self.members: dict[str, Member] = {}
         self._new: dict[str, asyncio.TimerHandle] = {}
         """Members that the assignment does not count yet."""
-        self.slots: dict[int, OwnedPartition] = {}
+        self.owned_partitions: dict[int, OwnedPartition] = {}
         self.epochs: dict[int, int] = {}
         """The newest epoch seen per partition. Any epoch up to it that is not current is stale."""
         self.ended: dict[int, int] = {}
@@ -172,13 +172,13 @@ class GroupRuntime:
             self.part.write_soon()
 
     def leave(self, member: Member, *, moves: bool = False) -> None:
-        """Remove a member that has left. Its slots end, its deliveries return, and others take
-        over. A member that `moves` keeps its place, for another gateway, because this one goes
-        down."""
+        """Remove a member that has left. Its owned partitions end, its deliveries return, and
+        others take over. A member that `moves` keeps its place, for another gateway, because this
+        one goes down."""
         if not self._remove(member):
             return
-        for slot in list(member.slots.values()):
-            slot.abandon(moves=moves)
+        for owned in list(member.owned_partitions.values()):
+            owned.abandon(moves=moves)
         if moves:
             self.part.wait_for(member)
         if not moves or self.part.is_shared:
@@ -190,11 +190,11 @@ class GroupRuntime:
         self._new.clear()
 
     async def retire(self, member: Member, drain_s: float = limits.DRAIN_S) -> None:
-        """Remove a member in an orderly way, after its slots have drained."""
+        """Remove a member in an orderly way, after its owned partitions have drained."""
         if self._remove(member):
             deadline = asyncio.get_running_loop().time() + drain_s
-            for slot in list(member.slots.values()):
-                slot.drain(deadline)
+            for owned in list(member.owned_partitions.values()):
+                owned.drain(deadline)
             try:
                 await self.part.write()
             except TocsinError:
@@ -202,7 +202,7 @@ class GroupRuntime:
 
     async def catch_up(self) -> None:
         """Wait until nothing is served here that others may have taken over."""
-        while not self.closed and (self.members or self.slots):
+        while not self.closed and (self.members or self.owned_partitions):
             try:
                 await self.part.catch_up()
                 return
@@ -242,43 +242,43 @@ class GroupRuntime:
         return self.queue.members
 
     def has(self) -> set[int]:
-        return {*self.slots, *self._acquiring}
+        return {*self.owned_partitions, *self._acquiring}
 
     def moved_away(self, name: str) -> None:
         member = self.members[name]
         self._remove(member)
-        for slot in list(member.slots.values()):
-            slot.abandon(moves=True)
+        for owned in list(member.owned_partitions.values()):
+            owned.abandon(moves=True)
         member.moved_away()
 
     def carry_out(self) -> None:
         """Drain partitions that move away, and start those that no member here holds."""
         deadline = asyncio.get_running_loop().time() + limits.DRAIN_S
         for number, name in self.assignment.items():
-            slot = self.slots.get(number)
-            if slot is None:
+            owned = self.owned_partitions.get(number)
+            if owned is None:
                 self._start(number)
-            elif slot.owner is not self.members.get(name):
-                slot.drain(deadline)
+            elif owned.owner is not self.members.get(name):
+                owned.drain(deadline)
 
-    # --- Slots ---------------------------------------------------------------------------------
+    # --- Owned partitions -------------------------------------------------------------------------
 
     def _start(self, number: int) -> None:
         # Named by an assignment from before a leave; the next one comes, and starts it then.
         if self._is_wanted(number) and number not in self._owning:
             task = asyncio.get_running_loop().create_task(self._own(number), name=f"own {number}")
             self._owning[number] = task
-            task.add_done_callback(lambda task: self._owned(number, task))
+            task.add_done_callback(lambda task: self._on_owned(number, task))
 
     def _is_wanted(self, number: int) -> bool:
         return self.assignment.get(number) in self.members and not self.closed
 
-    def _owned(self, number: int, task: asyncio.Task[None]) -> None:
+    def _on_owned(self, number: int, task: asyncio.Task[None]) -> None:
         del self._owning[number]
         if task.cancelled():
             return
         task.result()
-        if number not in self.slots:
+        if number not in self.owned_partitions:
             self._start(number)  # its owner left while it was being owned
 
     # enforces: R15
@@ -294,7 +294,7 @@ class GroupRuntime:
             token = self._asked[number] = member.owner + os.urandom(16)
         self._acquiring.add(number)
         try:
-            owned = await self._context.storage.own(
+            ownership = await self._context.storage.own(
                 place,
                 token=token,
                 assignment=self.row.generation,
@@ -310,23 +310,23 @@ class GroupRuntime:
                 await self._make_cursors()
             return
         self._acquiring.discard(number)
-        self.epochs[number] = owned.epoch
+        self.epochs[number] = ownership.epoch
         if member is not self.members.get(self.assignment.get(number, "")) or self.closed:
             self.part.let_go(number)
             return  # it was owned in the name of a member that has left, or gave it up
         del self._asked[number]
-        slot = OwnedPartition(
+        owned = OwnedPartition(
             self._context,
             self._presence,
             self.queue,
             self.group,
             place=place,
-            owned=owned,
+            ownership=ownership,
             token=token,
             owner=member,
-            gone=self._slot_gone,
+            gone=self._on_ended,
         )
-        self.slots[number] = member.slots[number] = slot
+        self.owned_partitions[number] = member.owned_partitions[number] = owned
         member.pump()
 
     def count_stale(self) -> None:
@@ -341,13 +341,13 @@ class GroupRuntime:
     def is_coming(self, number: int, member: Member) -> bool:
         """Whether a partition that no member here has yet will be this member's."""
         is_its_own = self.assignment.get(number) == member.name
-        return is_its_own and number not in self.slots and not self.closed
+        return is_its_own and number not in self.owned_partitions and not self.closed
 
-    async def slot_of(self, number: int, member: Member) -> OwnedPartition | None:
-        """Wait for the member's slot of a partition; None: there will be none."""
+    async def owned_of(self, number: int, member: Member) -> OwnedPartition | None:
+        """Wait until the member owns this partition; None: it will not."""
         while self.is_coming(number, member) and number in self._owning:
             await asyncio.wait((self._owning[number],))
-        return member.slots.get(number)
+        return member.owned_partitions.get(number)
 
     async def _make_cursors(self) -> None:
         """Make the group's cursors, which the catalog has and the storage has not half a second
@@ -360,15 +360,15 @@ class GroupRuntime:
             starts = await starts_of(storage, self.queue, group.begins)
             await storage.create_group(group.group_id, self.queue.queue_id, starts)
 
-    def _slot_gone(self, slot: OwnedPartition) -> None:
-        number = slot.partition.number
-        self.ended[number] = max(slot.delivery.epoch, self.ended.get(number, 0))
-        if self.slots.get(number) is slot:
-            del self.slots[number]
-        member = slot.owner
-        slots = getattr(member, "slots", {})
-        if slots.get(number) is slot:
-            del slots[number]
+    def _on_ended(self, owned: OwnedPartition) -> None:
+        number = owned.partition.number
+        self.ended[number] = max(owned.delivery.epoch, self.ended.get(number, 0))
+        if self.owned_partitions.get(number) is owned:
+            del self.owned_partitions[number]
+        member = owned.owner
+        owned_partitions = getattr(member, "owned_partitions", {})
+        if owned_partitions.get(number) is owned:
+            del owned_partitions[number]
         self.part.let_go(number)
         self._start(number)
 
@@ -384,9 +384,9 @@ class GroupRuntime:
         """End owned partitions at once; their deliveries in flight no longer count. Members stay
         and own anew. `is_over` selects partitions as in MembershipHost.fence; by default, after a
         seek, all of them end."""
-        for number, slot in list(self.slots.items()):
-            if is_over(number, getattr(slot.owner, "name", "")):
-                slot.fenced()
+        for number, owned in list(self.owned_partitions.items()):
+            if is_over(number, getattr(owned.owner, "name", "")):
+                owned.fenced()
 
     def delete(self, why: Refused) -> None:
         """Close, because the group was deleted. Deliveries in flight no longer count, and the
@@ -399,14 +399,14 @@ class GroupRuntime:
             member.deleted(why)
 
     async def close(self) -> None:
-        """Let no member own anything any more; slots end after their last write. A lingering member
-        keeps what it holds, and comes back to the next gateway."""
+        """Let no member own anything any more; owned partitions end after their last write. A
+        lingering member keeps what it holds, and comes back to the next gateway."""
         self.closed = True
         for member in list(self.members.values()):
             if member.linger_s:
                 self.part.wait_for(member)
-            for slot in list(member.slots.values()):
-                slot.abandon(moves=member.linger_s > 0)
+            for owned in list(member.owned_partitions.values()):
+                owned.abandon(moves=member.linger_s > 0)
         self._count_nobody()
         self.members.clear()
         await self.part.close()

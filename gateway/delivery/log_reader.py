@@ -83,7 +83,7 @@ class LogPrefetch:
         tail = self._tail
         is_ample = tail.ahead_bytes < limits.AHEAD_BYTES_MAX
         bytes_max = limits.READ_BYTES_MAX if is_ample else limits.PUSH_BYTES_MAX
-        tail.ahead_bytes += bytes_max  # many slots may begin to read in one turn of the loop
+        tail.ahead_bytes += bytes_max  # many partitions may begin to read in one turn of the loop
         try:
             read = await tail.read(self._partition, offset, bytes_max)
         finally:
@@ -171,4 +171,4 @@ class LogPrefetch:
 
 
 def _nobody() -> None:
-    """Do nothing. Called in place of `wake` when the slot has ended."""
+    """Do nothing. Called in place of `wake` when the owned partition has ended."""

@@ -28,7 +28,7 @@ class _Backlog:
     unsettled: int
     waiting: int
     """Number of those that were not given out yet. Only these can be moved."""
-    slot: OwnedPartition | None
+    owned: OwnedPartition | None
     """The owned partition that has them; None: no consumer here does."""
     is_elsewhere: bool = False
     """Whether another gateway moves them."""
@@ -90,9 +90,9 @@ class Overflow:
             again = True
             waiting = {number: backlog.waiting for number, backlog in backlogs.items()}
             for number, count in shares(waiting, excess).items():
-                slot = backlogs[number].slot
-                if slot is not None:
-                    slot.evict(count)
+                owned = backlogs[number].owned
+                if owned is not None:
+                    owned.evict(count)
                 elif not backlogs[number].is_elsewhere:
                     partition = Partition(queue_id, number)
                     async with self._temporary_owner.own(queue, group, partition) as own:
@@ -121,9 +121,9 @@ class Overflow:
             if cursor is None:
                 continue
             unsettled, ahead = _left(state, cursor)
-            slot = runtime.slots.get(number) if runtime is not None else None
-            if slot is not None:
-                delivery = slot.delivery
+            owned = runtime.owned_partitions.get(number) if runtime is not None else None
+            if owned is not None:
+                delivery = owned.delivery
                 # Each of the two may count settled messages: the cursor until it is written, the
                 # consumer until it has passed those that the one before it had settled.
                 dying = delivery.dead_count
@@ -136,7 +136,7 @@ class Overflow:
                 ahead = 0  # between two consumers; the next look finds its owner
             if runtime is not None and runtime.is_undecided(number):
                 ahead = 0  # the owner still has what it holds
-            backlogs[number] = _Backlog(unsettled, min(ahead, unsettled), slot)
+            backlogs[number] = _Backlog(unsettled, min(ahead, unsettled), owned)
         return backlogs
 
 

@@ -88,7 +88,7 @@ class PartitionOwner(Protocol):
         """The place in the group, in the terms of the delivery log."""
 
     def deliver(
-        self, slot: "OwnedPartition", record: Record, push: Push, reserved: object = None
+        self, owned: "OwnedPartition", record: Record, push: Push, reserved: object = None
     ) -> bool:
         """Give it a push, which counts against `available`, or was `reserved`. Returns whether the
         push is on its way."""
@@ -100,10 +100,10 @@ class PartitionOwner(Protocol):
     def release(self, count: int, reserved: object) -> None:
         """Free a reservation, because its messages will not be delivered."""
 
-    def revoked(self, slot: "OwnedPartition", taken: list[Taken], reason: str) -> None:
+    def revoked(self, owned: "OwnedPartition", taken: list[Taken], reason: str) -> None:
         """Inform it of deliveries that are no longer its own (R17)."""
 
-    def arrived(self, slot: "OwnedPartition", push: Push) -> float | None:
+    def arrived(self, owned: "OwnedPartition", push: Push) -> float | None:
         """Return from when the lease of this push counts; None: it is in transit (push.transit)."""
 
     def lapsed(self, given_at: float) -> None:
@@ -115,7 +115,7 @@ class PartitionOwner(Protocol):
         settled, returned, or cut off."""
 
     def pump(self) -> None:
-        """Give again, because something of its slots may have become possible."""
+        """Give again, because something of its owned partitions may have become possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class UnsentPush:
 
 @dataclass(slots=True)
 class DeliveryContext:
-    """Objects that all slots of a gateway share."""
+    """Objects that all owned partitions of a gateway share."""
 
     storage: Storage
     tail: Tail
@@ -144,11 +144,12 @@ class DeliveryContext:
     log: DeliveryLog
     deadlines: Deadlines
     move: "Callable[[OwnedPartition], Coroutine[Any, Any, None]]"
-    """Move the dead messages of the slot's partition to the dead-letter queue, durably, once."""
+    """Move the dead messages of the owned partition's partition to the dead-letter queue, durably,
+    once."""
     counting: Counters
     reasons: NackReasons = field(default_factory=NackReasons)
     orphans: set[str] = field(default_factory=set)
-    """Queues, by id, of which slots have ended while dead letters were not moved."""
+    """Queues, by id, of which owned partitions have ended while dead letters were not moved."""
     stale_settlements: int = 0
     """Number of acks, nacks and extends of epochs that are over, delivery by delivery as they were
     named."""
@@ -240,14 +241,14 @@ class AckWaiters:
 
 
 class DecisionWaiters:
-    """Key hash → the caller that waits for a decision. Made anew with each slot."""
+    """Key hash → the caller that waits for a decision. Made anew with each owned partition."""
 
     def __init__(self) -> None:
         self._waits: dict[int, asyncio.Future[bool]] = {}
 
     def wait(self, key: int) -> "asyncio.Future[bool]":
-        """Return a future. True: the decision is durable. False: it is not made, or the slot ended
-        before."""
+        """Return a future. True: the decision is durable. False: it is not made, or the owned
+        partition ended before."""
         decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waits[key] = decided
         return decided
@@ -259,8 +260,8 @@ class DecisionWaiters:
             self._answer(self._waits.pop(key), made)
 
     def end(self) -> None:
-        """Answer all others, because the slot has ended. Whether their decisions became durable
-        will not be known here."""
+        """Answer all others, because the owned partition has ended. Whether their decisions became
+        durable will not be known here."""
         for decided in self._waits.values():
             self._answer(decided, False)
         self._waits.clear()
@@ -286,7 +287,7 @@ class OwnedPartition:
         group: Group,
         *,
         place: CursorPlace,
-        owned: Owned,
+        ownership: Owned,
         token: bytes,
         owner: PartitionOwner,
         gone: "Callable[[OwnedPartition], None]",
@@ -302,7 +303,7 @@ class OwnedPartition:
         settings = delivery_settings(queue, group, pulls=owner.pulls)
         tally = context.counting.group(group.group_id)
         now = asyncio.get_running_loop().time()
-        self.delivery = delivery = Delivery(place, owned, token, settings, now=now, tally=tally)
+        self.delivery = delivery = Delivery(place, ownership, token, settings, now=now, tally=tally)
         self.epoch = delivery.epoch
         self.owner = owner
         self.id_prefix = f"{queue.queue_id}-{delivery.generation}-{partition.number}-"
@@ -326,7 +327,7 @@ class OwnedPartition:
         self._writing_unsent: list[UnsentPush] = []
         self._ack_waiters = AckWaiters()
         self.log = self._new_log()
-        self.log.on_own(delivery.epoch, owned.cursor)
+        self.log.on_own(delivery.epoch, ownership.cursor)
         self._abandoned = 0
         """Number of messages that were in flight when the consumer left, and are in no count
         now."""
@@ -524,8 +525,8 @@ class OwnedPartition:
 
     @property
     def moves_dead_letters(self) -> bool:
-        """Whether it begins to move more. A slot that is about to end leaves that to the next
-        owner."""
+        """Whether it begins to move more. An owned partition that is about to end leaves that to
+        the next owner."""
         return not self.ended and (self._end_when_moved or not self.delivery.drained)
 
     def letter_id(self, dead: DeadLetter) -> str:

@@ -23,7 +23,7 @@ import msgspec
 from gateway.delivery.group import GroupRuntime
 from gateway.delivery.groups import Groups
 from gateway.delivery.owned_partition import OwnedPartition
-from gateway.delivery.remote_owner import OwnerClient, durable, has_ended, judge, slot_of
+from gateway.delivery.remote_owner import OwnerClient, durable, has_ended, judge, owned_of
 from gateway.deliverylog.deliveries import LoggedPlace
 from gateway.models import OwnerDescription, PulledMessage, PullSettled
 from metadata.catalog import ANYBODY, Group, Principal, Queue
@@ -76,7 +76,8 @@ class PullSettling:
         reason: str | None = None,
         reject: bool = False,
     ) -> PullSettled:
-        """Judge each receipt by the slot that gave it. Returns when the effect is durable.
+        """Judge each receipt by the owned partition that gave it. Returns when the effect is
+        durable.
 
         Raises:
             Unknown: the outcome of some of them is not known; sending all of them again is safe.
@@ -92,13 +93,13 @@ class PullSettling:
                 invalid.append(text)
                 continue
             place = (receipt.partition, receipt.epoch)
-            slot = slot_of(runtime, *place)
-            if slot is not None:
+            owned = owned_of(runtime, *place)
+            if owned is not None:
                 delivery = (receipt.push, receipt.offset)
                 asked.counted[index] = judge(
-                    slot, verb, delivery, seconds, now, reason=reason, reject=reject
+                    owned, verb, delivery, seconds, now, reason=reason, reject=reject
                 )
-                asked.touched[receipt.partition] = slot
+                asked.touched[receipt.partition] = owned
             elif self._owner_client is None or has_ended(runtime, *place):
                 asked.counted[index] = False
             else:
@@ -208,7 +209,7 @@ class PullConsumer:
         self.left = self.stays = self.is_unresponsive = False
         self.owner = os.urandom(OWNER_BYTES)
         self.log_place = LoggedPlace(runtime.log, runtime.queue, runtime.group.name)
-        self.slots: dict[int, OwnedPartition] = {}
+        self.owned_partitions: dict[int, OwnedPartition] = {}
         self.last_pull = 0.0
         self._receipts = receipts
         self._waiting: deque[_Pull] = deque()
@@ -280,17 +281,17 @@ class PullConsumer:
             self._waiting.popleft()
             if not pull.answered.done():
                 pull.answered.set_result(pull.messages)
-        for slot in list(self.slots.values()) if not self._waiting else ():
-            slot.pump(0)  # lines and deadlines go on without a pull
+        for owned in list(self.owned_partitions.values()) if not self._waiting else ():
+            owned.pump(0)  # lines and deadlines go on without a pull
 
     def _serve(self, pull: _Pull) -> None:
         self._serving = pull
-        slots = list(self.slots.values())
-        if slots:
-            self._turn = (self._turn + 1) % len(slots)
-        for slot in slots[self._turn :] + slots[: self._turn]:
-            slot.delivery.begin_pull()
-            slot.pump(limits.PULL_MESSAGES_MAX)
+        owned_partitions = list(self.owned_partitions.values())
+        if owned_partitions:
+            self._turn = (self._turn + 1) % len(owned_partitions)
+        for owned in owned_partitions[self._turn :] + owned_partitions[: self._turn]:
+            owned.delivery.begin_pull()
+            owned.pump(limits.PULL_MESSAGES_MAX)
         self._serving = None
 
     def reserve(self, count: int) -> object:
@@ -310,7 +311,7 @@ class PullConsumer:
         self.pump()
 
     def deliver(
-        self, slot: OwnedPartition, record: Record, push: Push, reserved: object = None
+        self, owned: OwnedPartition, record: Record, push: Push, reserved: object = None
     ) -> bool:
         """Put messages into the pull that is being served, or that they were reserved for."""
         count = push.count
@@ -323,26 +324,26 @@ class PullConsumer:
             pull.room -= count
         self.log_place.take_by(pull)
         pull.size += len(record.slice(push.first, push.last))
-        until = int((time.time() + slot.delivery.lease_s) * 1000)
+        until = int((time.time() + owned.delivery.lease_s) * 1000)
         for offset in push.offsets():
-            pull.messages.append(self._message(slot, record, offset, push, until))
+            pull.messages.append(self._message(owned, record, offset, push, until))
         return True
 
     def _message(
-        self, slot: OwnedPartition, record: Record, offset: int, push: Push, until: int
+        self, owned: OwnedPartition, record: Record, offset: int, push: Push, until: int
     ) -> PulledMessage:
         message = _MESSAGE.decode(record.slice(offset, offset))
         receipt = Receipt(
-            slot.delivery.generation,
-            slot.partition.number,
-            slot.delivery.epoch,
+            owned.delivery.generation,
+            owned.partition.number,
+            owned.delivery.epoch,
             push.number,
             offset,
         )
         return PulledMessage(
-            receipt=self._receipts.encode(slot.queue.queue_id, slot.group.group_id, receipt),
-            id=message.id if message.id is not None else f"{slot.id_prefix}{offset}",
-            partition=slot.partition.number,
+            receipt=self._receipts.encode(owned.queue.queue_id, owned.group.group_id, receipt),
+            id=message.id if message.id is not None else f"{owned.id_prefix}{offset}",
+            partition=owned.partition.number,
             offset=offset,
             attempt=push.attempt,
             published_unix_ms=record.header.published_unix_ms,
@@ -369,8 +370,8 @@ class PullConsumer:
         now = asyncio.get_running_loop().time()
         transit = Transit(opened_at=-inf)
         answer = _Answer(transit, transit.mark(size, now=now), taken_bytes)
-        for slot, receipt in self._given(messages):
-            self._answers[slot.partition.number, receipt.epoch, receipt.push] = answer
+        for owned, receipt in self._given(messages):
+            self._answers[owned.partition.number, receipt.epoch, receipt.push] = answer
 
     def look(self) -> None:
         """Check how far large answers have come. Called once a second."""
@@ -383,14 +384,14 @@ class PullConsumer:
         self._answers = {
             place: answer
             for place, answer in self._answers.items()
-            if (slot := self.slots.get(place[0])) is not None
-            and slot.delivery.epoch == place[1]
-            and slot.delivery.push(place[2]) is not None
+            if (owned := self.owned_partitions.get(place[0])) is not None
+            and owned.delivery.epoch == place[1]
+            and owned.delivery.push(place[2]) is not None
             and (answer.transit.is_awaited or answer.transit.is_slow)
         }
 
-    def arrived(self, slot: OwnedPartition, push: Push) -> float | None:
-        place = (slot.partition.number, slot.delivery.epoch, push.number)
+    def arrived(self, owned: OwnedPartition, push: Push) -> float | None:
+        place = (owned.partition.number, owned.delivery.epoch, push.number)
         answer = self._answers.get(place)
         if answer is None:
             return push.given_at
@@ -399,7 +400,7 @@ class PullConsumer:
     def lapsed(self, given_at: float) -> None:
         """Do nothing. Pulls leave by another rule: when none has come for a while (R24)."""
 
-    def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
+    def revoked(self, owned: OwnedPartition, taken: list[Taken], reason: str) -> None:
         """Do nothing. The receipts are stale from now on, and no client is connected."""
 
     def deleted(self, why: Refused) -> None:
@@ -418,20 +419,20 @@ class PullConsumer:
     def give_back(self, messages: Sequence[PulledMessage]) -> None:
         """Return messages that were given and could not be handed over, at once and uncounted."""
         now = asyncio.get_running_loop().time()
-        for slot, receipt in self._given(messages):
+        for owned, receipt in self._given(messages):
             push, offset = receipt.push, receipt.offset
-            taken = slot.delivery.give_back(push, offset, now=now)
-            slot.returned([(push, offset), *taken], now)
+            taken = owned.delivery.give_back(push, offset, now=now)
+            owned.returned([(push, offset), *taken], now)
 
     def _given(self, messages: Iterable[PulledMessage]) -> Iterator[tuple[OwnedPartition, Receipt]]:
-        """Yield the slot and receipt of each of these messages that was given under its slot's
-        epoch here."""
+        """Yield the owned partition and receipt of each of these messages that was given under its
+        owned partition's epoch here."""
         place = (self.runtime.queue.queue_id, self.runtime.group.group_id)
         for message in messages:
             receipt = self._receipts.decode(*place, message.receipt)
-            slot = self.slots.get(message.partition)
-            if receipt is not None and slot is not None and slot.delivery.epoch == receipt.epoch:
-                yield slot, receipt
+            owned = self.owned_partitions.get(message.partition)
+            if receipt is not None and owned is not None and owned.delivery.epoch == receipt.epoch:
+                yield owned, receipt
 
     def _awaits_storage(self, pull: _Pull) -> bool:
         """Whether the storage answers soon with messages that this pull may get. An empty answer
@@ -442,7 +443,7 @@ class PullConsumer:
             return False
         runtime = self.runtime
         is_coming = any(runtime.is_being_owned(number, self) for number in runtime.assignment)
-        is_read = any(slot.fetch.reads for slot in self.slots.values())
+        is_read = any(owned.fetch.reads for owned in self.owned_partitions.values())
         return is_coming or is_read or self._scheduled  # a partition, or a record, has just come
 
     async def pull(self, messages_max: int, wait_s: float) -> list[PulledMessage]:

@@ -136,28 +136,31 @@ class OwnerClient:
             ) from None
 
 
-def slot_of(runtime: GroupRuntime | None, number: int, epoch: int) -> OwnedPartition | None:
-    """Return the slot here that gives a partition under this epoch; None: there is none."""
-    slot = runtime.slots.get(number) if runtime is not None else None
-    return slot if slot is not None and not slot.ended and slot.delivery.epoch == epoch else None
+def owned_of(runtime: GroupRuntime | None, number: int, epoch: int) -> OwnedPartition | None:
+    """Return the owned partition here that gives a partition under this epoch; None: there is
+    none."""
+    owned = runtime.owned_partitions.get(number) if runtime is not None else None
+    return (
+        owned if owned is not None and not owned.ended and owned.delivery.epoch == epoch else None
+    )
 
 
 def newest_here(runtime: GroupRuntime | None, number: int) -> int:
     """Return the newest epoch of a partition that is, or was, owned here; 0: none."""
     if runtime is None:
         return 0
-    slot = runtime.slots.get(number)
-    return max(runtime.ended.get(number, 0), slot.delivery.epoch if slot is not None else 0)
+    owned = runtime.owned_partitions.get(number)
+    return max(runtime.ended.get(number, 0), owned.delivery.epoch if owned is not None else 0)
 
 
 def has_ended(runtime: GroupRuntime | None, number: int, epoch: int) -> bool:
     """Whether it is known here that nothing of this epoch counts any more."""
-    is_live = slot_of(runtime, number, epoch) is not None
+    is_live = owned_of(runtime, number, epoch) is not None
     return not is_live and epoch <= newest_here(runtime, number)
 
 
 def judge(
-    slot: OwnedPartition,
+    owned: OwnedPartition,
     verb: Verb,
     delivery: tuple[int, int],
     seconds: float | None,
@@ -171,12 +174,14 @@ def judge(
     push, offset = delivery
     judged: Judged
     if verb == "ack":
-        judged = slot.ack(push, offset, offset, now)
+        judged = owned.ack(push, offset, offset, now)
     elif verb == "nack":
-        judged = slot.nack(push, offset, offset, now, delay_s=seconds, reason=reason, reject=reject)
+        judged = owned.nack(
+            push, offset, offset, now, delay_s=seconds, reason=reason, reject=reject
+        )
     else:
-        lease_s = seconds or slot.delivery.lease_s
-        judged = slot.delivery.extend(push, offset, offset, lease_s=lease_s, now=now)
+        lease_s = seconds or owned.delivery.lease_s
+        judged = owned.delivery.extend(push, offset, offset, lease_s=lease_s, now=now)
     return bool(judged.settled)
 
 
@@ -195,24 +200,25 @@ class _Durable(AckWaiter):
             self.future.set_result(self.durable)
 
 
-async def durable(slots: Collection[OwnedPartition], now: float) -> bool:
-    """Wait until changes of these slots are durable. False: that will never be known here of one of
-    them, because its epoch has ended."""
+async def durable(owned_partitions: Collection[OwnedPartition], now: float) -> bool:
+    """Wait until changes of these owned partitions are durable. False: that will never be known
+    here of one of them, because its epoch has ended."""
     waiter = _Durable()
-    waiter.write(slots, now)
+    waiter.write(owned_partitions, now)
     return await waiter.future
 
 
-async def unpark(storage: Storage, slot: OwnedPartition, letter: Unpark) -> str:
+async def unpark(storage: Storage, owned: OwnedPartition, letter: Unpark) -> str:
     """Take up the keys that are parked as the letter says, and none that was parked anew since, or
-    has another head. Returns the verdicts when all of it is durable or the slot has ended. Raises
-    TocsinError if nothing happened."""
+    has another head. Returns the verdicts when all of it is durable or the owned partition has
+    ended. Raises TocsinError if nothing happened."""
     parked = {
         (f"{line.key_hash:016x}", line.since_unix_ms, line.head): line
-        for line in await storage.parked(slot.place)
+        for line in await storage.parked(owned.place)
     }
     taken_up = [
-        slot.unpark(letter.verb, line) if (line := parked.get(key)) else None for key in letter.keys
+        owned.unpark(letter.verb, line) if (line := parked.get(key)) else None
+        for key in letter.keys
     ]
     said = ""
     for decided in taken_up:
@@ -276,10 +282,10 @@ class OwnerServer:
 
     async def _look_at_all(self) -> None:
         queues = {
-            slot.partition.queue_id
+            owned.partition.queue_id
             for runtime in self._groups.runtimes.values()
-            for slot in runtime.slots.values()
-            if _may_be_written_to(slot)
+            for owned in runtime.owned_partitions.values()
+            if _may_be_written_to(owned)
         }
         for queue_id in queues:
             with suppress(TocsinError):  # the next time
@@ -346,12 +352,12 @@ class OwnerServer:
         looked up."""
         place = batch.place
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
-        slot = slot_of(runtime, number, letter.epoch)
-        if slot is not None:
-            batch.touched[number] = slot
+        owned = owned_of(runtime, number, letter.epoch)
+        if owned is not None:
+            batch.touched[number] = owned
             counted = [
                 judge(
-                    slot,
+                    owned,
                     letter.verb,
                     one,
                     letter.seconds,
@@ -396,7 +402,7 @@ class OwnerServer:
         """Answer a text that is no letter. None: the next owner may be able to read it."""
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
         epoch = newest_here(runtime, number)
-        if slot_of(runtime, number, epoch) is None:
+        if owned_of(runtime, number, epoch) is None:
             return None
         self._report(place, letter_id, text)
         return _Verdicts(UNREADABLE, epoch)
@@ -443,26 +449,26 @@ class OwnerServer:
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
         before = self._said.get((place, letter_id))
         said = before.said if before is not None else None
-        slot = slot_of(runtime, number, letter.epoch)
-        if said is None and slot is None:
+        owned = owned_of(runtime, number, letter.epoch)
+        if said is None and owned is None:
             if not has_ended(runtime, number, letter.epoch):
                 return  # another gateway has to answer
             said = STALE * letter.count
         self._answering.add((place, letter_id))
-        self._go(self._decide(place, letter_id, letter, slot, said), "decide by a letter")
+        self._go(self._decide(place, letter_id, letter, owned, said), "decide by a letter")
 
     async def _decide(
         self,
         place: CursorPlace,
         letter_id: str,
         letter: Unpark,
-        slot: OwnedPartition | None,
+        owned: OwnedPartition | None,
         said: str | None,
     ) -> None:
         """Decide about parked keys, and answer. `said`: the verdicts, if they are known already."""
         try:
-            if said is None and slot is not None:
-                said = await unpark(self._storage, slot, letter)
+            if said is None and owned is not None:
+                said = await unpark(self._storage, owned, letter)
                 self._remember(_Batch(place, {letter_id: _Verdicts(said, None)}))
             await self._inbox.answer(place, {letter_id: said or ""}, None)
         except TocsinError as error:
@@ -471,9 +477,9 @@ class OwnerServer:
             self._answering.discard((place, letter_id))
 
 
-def _may_be_written_to(slot: OwnedPartition) -> bool:
+def _may_be_written_to(owned: OwnedPartition) -> bool:
     """Whether it has deliveries or lines that letters may name."""
-    delivery = slot.delivery
+    delivery = owned.delivery
     if delivery.settings.pulls and delivery.pushes:
         return True
     return delivery.settings.park and bool(delivery.lines)

@@ -38,7 +38,7 @@ class NullConsumer:
         return Share(0, 1, 0)
 
     def deliver(
-        self, slot: OwnedPartition, record: Record, push: Push, reserved: object = None
+        self, owned: OwnedPartition, record: Record, push: Push, reserved: object = None
     ) -> bool:
         """Do nothing. Never called, because nothing is available."""
         return False
@@ -49,10 +49,10 @@ class NullConsumer:
     def release(self, count: int, reserved: object) -> None:
         """Do nothing. Never called, because nothing is reserved."""
 
-    def revoked(self, slot: OwnedPartition, taken: list[Taken], reason: str) -> None:
+    def revoked(self, owned: OwnedPartition, taken: list[Taken], reason: str) -> None:
         """Do nothing. Never called, because nothing is in flight."""
 
-    def arrived(self, slot: OwnedPartition, push: Push) -> float | None:
+    def arrived(self, owned: OwnedPartition, push: Push) -> float | None:
         """Do nothing. Never called, because nothing is in flight."""
         return push.given_at
 
@@ -102,7 +102,9 @@ class TemporaryOwner:
         gone = asyncio.Event()
         try:
             token = os.urandom(16)
-            owned = await self._context.storage.own(place, token=token, assignment=row.generation)
+            ownership = await self._context.storage.own(
+                place, token=token, assignment=row.generation
+            )
         except BaseException:
             self._owning.discard(place)
             raise
@@ -112,20 +114,20 @@ class TemporaryOwner:
             gone.set()
 
         log_place = LoggedPlace(self._context.log, queue, group.name, is_internal=True)
-        slot = OwnedPartition(
+        owned = OwnedPartition(
             self._context,
             self._groups.presence,
             queue,
             group,
             place=place,
-            owned=owned,
+            ownership=ownership,
             token=token,
             owner=NullConsumer(log_place),
             gone=ended,
         )
         try:
-            yield slot
-            slot.end_when_moved()
+            yield owned
+            owned.end_when_moved()
             await gone.wait()
         finally:
-            slot.abandon()
+            owned.abandon()

@@ -320,12 +320,12 @@ class Describer:
     ) -> dict[str, object]:
         """Return the figures of a group that a queue's description has, too."""
         runtime = self._groups.runtimes.get(group.group_id)
-        slots = runtime.slots.values() if runtime is not None else ()
+        owned_partitions = runtime.owned_partitions.values() if runtime is not None else ()
         here = len(runtime.members) if runtime is not None else 0
         return {
             "lag": stats.lag,
             "consumers": here + len(self._groups.others(row)),
-            "in_flight": sum(slot.delivery.in_flight for slot in slots),
+            "in_flight": sum(owned.delivery.in_flight for owned in owned_partitions),
             "aside": stats.aside,
             "keys_parked": stats.parked,
             "oldest_unix_ms": stats.oldest_unix_ms,
@@ -353,8 +353,8 @@ def _partition(
     number, now = state.partition.number, asyncio.get_running_loop().time()
     cursor = stats.cursors.get(number)
     lag = stats.lags.get(number, 0)
-    slot = runtime.slots.get(number) if runtime is not None else None
-    if slot is None or slot.ended:
+    owned = runtime.owned_partitions.get(number) if runtime is not None else None
+    if owned is None or owned.ended:
         return GroupPartition(
             partition=number,
             owner=None,
@@ -371,11 +371,11 @@ def _partition(
             waits_for=owner_wanted(runtime, number, gateway) if lag else "",
             draining=False,
         )
-    delivery = slot.delivery
+    delivery = owned.delivery
     keys, parked, aside = delivery.line_counts()
     return GroupPartition(
         partition=number,
-        owner=owner_of(slot),
+        owner=owner_of(owned),
         member=member,
         epoch=delivery.epoch,
         next_offset=delivery.frontier,
@@ -386,7 +386,7 @@ def _partition(
         keys_parked=parked,
         held=delivery.held_count,
         aside=aside,
-        waits_for=waits_for(slot, now),
+        waits_for=waits_for(owned, now),
         draining=delivery.draining,
     )
 
@@ -397,10 +397,10 @@ def _epoch(cursor: CursorState | None, runtime: GroupRuntime | None, number: int
     return max(stored, runtime.epochs.get(number, 0) if runtime is not None else 0)
 
 
-def owner_of(slot: OwnedPartition) -> OwnerDescription | None:
+def owner_of(owned: OwnedPartition) -> OwnerDescription | None:
     """Return the consumer that owns a partition. None for the temporary owner, which gives nothing
     out."""
-    describe = getattr(slot.owner, "described", None)
+    describe = getattr(owned.owner, "described", None)
     return describe() if describe is not None else None
 
 
@@ -421,21 +421,21 @@ def owner_wanted(
     return "moving" if runtime.members else "no_consumer"
 
 
-def waits_for(slot: OwnedPartition, now: float) -> PartitionWaits:
+def waits_for(owned: OwnedPartition, now: float) -> PartitionWaits:
     """Return what a partition with something to give waits for; "" if there is nothing to give, or
     if it goes out right now."""
-    delivery = slot.delivery
+    delivery = owned.delivery
     if not is_open(delivery, now):
         return holds_up(delivery, now) or ""
-    blocked = blocked_by(slot)
-    return blocked or ("read" if slot.fetch.reading else "")
+    blocked = blocked_by(owned)
+    return blocked or ("read" if owned.fetch.reading else "")
 
 
-def blocked_by(slot: OwnedPartition) -> BlockedBy | None:
+def blocked_by(owned: OwnedPartition) -> BlockedBy | None:
     """Return why its owner takes nothing; None if it takes something."""
-    if slot.owner.available() > 0:
+    if owned.owner.available() > 0:
         return None
-    why = slot.owner.blocked_by
+    why = owned.owner.blocked_by
     return _BLOCKED_BY.get(why, "credit")
 
 

@@ -63,7 +63,7 @@ class KeySnapshot:
     """Data of a group that are read before it is judged."""
 
     group: Group
-    slot: OwnedPartition | None
+    owned: OwnedPartition | None
     cursor: Cursor | None
     side_first: int | None
     start: int
@@ -154,15 +154,15 @@ class Explainer:
                 break
         return key_states
 
-    def _slot(self, partition: Partition, group: Group) -> OwnedPartition | None:
+    def _owned(self, partition: Partition, group: Group) -> OwnedPartition | None:
         runtime = self._groups.runtimes.get(group.group_id)
-        slot = runtime.slots.get(partition.number) if runtime is not None else None
-        return slot if slot is not None and not slot.ended else None
+        owned = runtime.owned_partitions.get(partition.number) if runtime is not None else None
+        return owned if owned is not None and not owned.ended else None
 
     async def _snapshot(self, partition: Partition, group: Group, key: int) -> KeySnapshot:
         place = CursorPlace(group.group_id, partition)
-        slot = self._slot(partition, group)
-        if slot is None:
+        owned = self._owned(partition, group)
+        if owned is None:
             cursor = await self._storage.cursor(place)
             lines = dict(cursor.lines) if cursor is not None else {}
             side = await self._storage.read_side(place, key, -1, 1) if key in lines else ()
@@ -170,33 +170,33 @@ class Explainer:
             there = self._groups.elsewhere(await self._groups.row(group))
             gateway = there.get(partition.number)
             return KeySnapshot(group, None, cursor, side[0] if side else None, start, gateway)
-        line = slot.delivery.line(key)
+        line = owned.delivery.line(key)
         cursor, first = None, None
         if line is not None and line.aside:
             side = await self._storage.read_side(place, key, line.loaded, 1)
             first = side[0] if side else None
         if line is not None and line.parked:
             cursor = await self._storage.cursor(place)
-        start = slot.delivery.frontier
-        dead = slot.delivery.dead_first
-        return KeySnapshot(group, slot, cursor, first, start if dead is None else min(start, dead))
+        start = owned.delivery.frontier
+        dead = owned.delivery.dead_first
+        return KeySnapshot(group, owned, cursor, first, start if dead is None else min(start, dead))
 
     # --- Judging -------------------------------------------------------------------------------
 
     def _judge(
         self, queue: Queue, partition: Partition, snapshot: KeySnapshot, found: KeyOffsets, key: int
     ) -> KeyState:
-        slot = self._slot(partition, snapshot.group)
-        if slot is not None:
-            state = _owned_state(slot, snapshot, found, key)
-            state.owner, state.epoch = owner_of(slot), slot.delivery.epoch
+        owned = self._owned(partition, snapshot.group)
+        if owned is not None:
+            state = _owned_state(owned, snapshot, found, key)
+            state.owner, state.epoch = owner_of(owned), owned.delivery.epoch
         else:
             state = _stored_state(snapshot, found, key)
         # Its owner has changed since, or its line was set aside.
-        state.is_torn = snapshot.slot is not slot or (state.head is None and state.waiting > 0)
+        state.is_torn = snapshot.owned is not owned or (state.head is None and state.waiting > 0)
         state.is_exact = state.is_exact and not state.is_torn
-        is_in_log = slot is not None and (state.head or 0) >= slot.delivery.frontier
-        blockers = self._blockers(queue, partition, snapshot, slot, is_in_log=is_in_log)
+        is_in_log = owned is not None and (state.head or 0) >= owned.delivery.frontier
+        blockers = self._blockers(queue, partition, snapshot, owned, is_in_log=is_in_log)
         if state.before:
             blockers.append("backlog")
         if state.code == "in_flight":
@@ -217,21 +217,21 @@ class Explainer:
         queue: Queue,
         partition: Partition,
         snapshot: KeySnapshot,
-        slot: OwnedPartition | None,
+        owned: OwnedPartition | None,
         *,
         is_in_log: bool,
     ) -> list[KeyWaits]:
         """Return the reasons that hold up the whole partition, or all of it that was not given
         yet."""
         blockers: list[KeyWaits] = ["paused"] if queue.paused else []
-        if slot is None:
+        if owned is None:
             runtime = self._groups.runtimes.get(snapshot.group.group_id)
             return [*blockers, owner_wanted(runtime, partition.number, snapshot.gateway)]
-        if slot.delivery.draining:
+        if owned.delivery.draining:
             return [*blockers, "draining"]  # whatever blocker its owner has: the next one gives it
-        if is_in_log and not slot.delivery.wants_log:  # a bound of what may wait is reached
-            blockers.append(log_bound(slot.delivery))
-        blocker = blocked_by(slot)
+        if is_in_log and not owned.delivery.wants_log:  # a bound of what may wait is reached
+            blockers.append(log_bound(owned.delivery))
+        blocker = blocked_by(owned)
         return blockers if blocker is None or blocker in blockers else [*blockers, blocker]
 
     # --- Showing -------------------------------------------------------------------------------
@@ -299,10 +299,10 @@ def _lease(one: InFlight) -> LeaseDescription:
 
 
 def _owned_state(
-    slot: OwnedPartition, snapshot: KeySnapshot, found: KeyOffsets, key: int
+    owned: OwnedPartition, snapshot: KeySnapshot, found: KeyOffsets, key: int
 ) -> KeyState:
     """Return the state that the owner at this gateway knows now."""
-    delivery, now = slot.delivery, asyncio.get_running_loop().time()
+    delivery, now = owned.delivery, asyncio.get_running_loop().time()
     lease = in_flight_of(delivery, key)
     wall_ms = int(time.time() * 1000)
     waits = waits_of(delivery, key, now, wall_ms, snapshot.side_first)
@@ -310,11 +310,11 @@ def _owned_state(
     dead = [offset for offset in found.offsets if delivery.is_dead(offset)]
     left = left_of(delivery, key)
     state = KeyState("nothing", in_flight=len(lease))
-    state.waiting = count_owned(slot, key, found).messages
+    state.waiting = count_owned(owned, key, found).messages
     state.is_exact = found.is_whole
     state.dying = len(dead)
-    if slot.dead_letters_wait is not None:
-        error = slot.dead_letters_wait
+    if owned.dead_letters_wait is not None:
+        error = owned.dead_letters_wait
         state.dead_letters_wait = f"{error.code.name}: {error.detail}"
     if lease and (waits.first is None or lease[0].offset < waits.first):
         state.code, state.lease = "in_flight", lease[0]

@@ -136,14 +136,14 @@ async def put_group_load(samples: Samples, labels: Labels, groups: Groups, group
     """Put what consumers of a group hold at this gateway, and which keys wait; in slices, because
     there may be many."""
     runtime, slices = groups.runtimes.get(group_id), TimeSlices()
-    slots = list(runtime.slots.values()) if runtime is not None else []
+    owned_partitions = list(runtime.owned_partitions.values()) if runtime is not None else []
     members = len(runtime.members) if runtime is not None else 0
     samples.put("tocsin_group_consumers", members, *labels)
-    in_flight = sum(slot.delivery.in_flight for slot in slots if not slot.ended)
+    in_flight = sum(owned.delivery.in_flight for owned in owned_partitions if not owned.ended)
     samples.put("tocsin_group_in_flight_messages", in_flight, *labels)
     now, causes = asyncio.get_running_loop().time(), dict.fromkeys(CAUSES, 0)
-    for slot in slots:
-        delivery = slot.delivery
+    for owned in owned_partitions:
+        delivery = owned.delivery
         lines = [*delivery.lines.values()]
         for first in range(0, len(lines), _LINES_PER_LOOK):
             await slices.yield_if_over()

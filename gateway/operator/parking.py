@@ -86,9 +86,9 @@ class ParkingDecisions:
         look = ByteBudget(limits.COUNT_BYTES_MAX)
         for partition, lines in by_partition.items():
             place = CursorPlace(group.group_id, partition)
-            slot = self._slot(group, partition)
+            owned = self._owned(group, partition)
             hashes = {line.key_hash for line in lines}
-            counts = await count_waiting(self._storage, place, slot, hashes, look)
+            counts = await count_waiting(self._storage, place, owned, hashes, look)
             shown += [await self._description(partition, x, counts[x.key_hash]) for x in lines]
         return shown
 
@@ -126,10 +126,10 @@ class ParkingDecisions:
         shown = await self._description(partition, line, WaitingCount(key.messages, key.is_exact))
         return msgspec.structs.replace(shown, key=key.key)
 
-    def _slot(self, group: Group, partition: Partition) -> OwnedPartition | None:
+    def _owned(self, group: Group, partition: Partition) -> OwnedPartition | None:
         runtime = self._groups.runtimes.get(group.group_id)
-        slot = runtime.slots.get(partition.number) if runtime is not None else None
-        return slot if slot is not None and not slot.ended else None
+        owned = runtime.owned_partitions.get(partition.number) if runtime is not None else None
+        return owned if owned is not None and not owned.ended else None
 
     async def decide(self, queue: Queue, group: Group, verb: Verb, which: WhichKey) -> Decided:
         """Retry, skip or release one parked key, or as many as one call may; see
@@ -278,9 +278,9 @@ class DecisionRouter:
     async def _try(self, queue: Queue, group: Group, decision: "_Decision") -> None:
         partition = decision.place.partition
         runtime = self._groups.runtimes.get(group.group_id)
-        slot = runtime.slots.get(partition.number) if runtime is not None else None
-        if slot is not None:
-            await _decide_in(slot, decision)
+        owned = runtime.owned_partitions.get(partition.number) if runtime is not None else None
+        if owned is not None:
+            await _decide_in(owned, decision)
             return
         row = await self._groups.row(group, fresh=True)
         if self._owner_client is not None and partition.number in self._groups.elsewhere(row):
@@ -352,14 +352,14 @@ class _Decision:
         self.is_sent = False
 
 
-async def _decide_in(slot: OwnedPartition, decision: _Decision) -> None:
+async def _decide_in(owned: OwnedPartition, decision: _Decision) -> None:
     """Hand a decision to an owned partition. Returns when all that the partition accepts is
     durable, or when the ownership has ended."""
     tracker = decision.tracker
     asked = {
         key: decided
         for key, line in list(tracker.pending.items())
-        if (decided := slot.unpark(decision.verb, line)) is not None
+        if (decided := owned.unpark(decision.verb, line)) is not None
     }
     for key in asked:
         tracker.on_taken_up(key)

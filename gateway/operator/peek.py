@@ -138,7 +138,7 @@ class GroupView:
         self._storage = storage
         self._group = group
         runtime = groups.runtimes.get(group.group_id)
-        self._slots = dict(runtime.slots) if runtime is not None else {}
+        self._owned_partitions = dict(runtime.owned_partitions) if runtime is not None else {}
         self._owners: dict[int, Standings] = {}
         self._stored: tuple[Partition, int, list[MessageStatus]] | None = None
 
@@ -164,15 +164,15 @@ class GroupView:
     async def state(self, partition: Partition, record: Record, offset: int) -> tuple[State, int]:
         """Return (state, counted attempts) of a message."""
         number = partition.number
-        slot = self._slots.get(number)
-        if slot is not None and number not in self._owners:
+        owned = self._owned_partitions.get(number)
+        if owned is not None and number not in self._owners:
             # Before the durable state is read, so that what its owner writes meanwhile is in both.
-            self._owners[number] = Standings(slot.delivery)
+            self._owners[number] = Standings(owned.delivery)
         stored = await self._stored_status(partition, offset)
-        if slot is None:
+        if owned is None:
             return stored.state, stored.attempts
-        if slot.ended:  # its knowledge has been written, or does not count any more
-            del self._slots[number]
+        if owned.ended:  # its knowledge has been written, or does not count any more
+            del self._owned_partitions[number]
             self._stored = None
             stored = await self._stored_status(partition, offset)
             return stored.state, stored.attempts

@@ -193,8 +193,8 @@ class SettingsChanges:
     def _attempts(self, group: Group, number: int) -> dict[int, int]:
         """Return the attempt of each message that is under way, by offset."""
         runtime = self._groups.runtimes.get(group.group_id)
-        slot = runtime.slots.get(number) if runtime is not None else None
-        return in_flight(slot) if slot is not None else {}
+        owned = runtime.owned_partitions.get(number) if runtime is not None else None
+        return in_flight(owned) if owned is not None else {}
 
     async def _count_left(self, principal: Principal, queue: Queue, group: Group) -> int:
         """Count what a group without consumers takes with it when it expires. By then the retention

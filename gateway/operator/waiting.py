@@ -147,10 +147,10 @@ def _mark_partial(found: dict[int, KeyOffsets]) -> dict[int, KeyOffsets]:
     return found
 
 
-def count_owned(slot: OwnedPartition, key: int, found: KeyOffsets) -> WaitingCount:
+def count_owned(owned: OwnedPartition, key: int, found: KeyOffsets) -> WaitingCount:
     """Count the waiting messages of a key whose partition has an owner here, in its memory and in
     the log."""
-    return WaitingCount(waiting_of(slot.delivery, key, found.offsets), found.is_whole)
+    return WaitingCount(waiting_of(owned.delivery, key, found.offsets), found.is_whole)
 
 
 def count_stored(cursor: Cursor, key: int, found: KeyOffsets) -> WaitingCount:
@@ -165,16 +165,16 @@ def count_stored(cursor: Cursor, key: int, found: KeyOffsets) -> WaitingCount:
 async def count_waiting(
     storage: Storage,
     place: CursorPlace,
-    slot: OwnedPartition | None,
+    owned: OwnedPartition | None,
     keys: Set[int],
     budget: ByteBudget,
 ) -> dict[int, WaitingCount]:
-    """Count the waiting messages of each of these keys. `slot`: the partition, if it has an owner
+    """Count the waiting messages of each of these keys. `owned`: the partition, if it has an owner
     here."""
-    if slot is not None:
-        found = await find_in_log(storage, place.partition, slot.delivery.frontier, keys, budget)
-        if not slot.ended:
-            return {key: count_owned(slot, key, found[key]) for key in keys}
+    if owned is not None:
+        found = await find_in_log(storage, place.partition, owned.delivery.frontier, keys, budget)
+        if not owned.ended:
+            return {key: count_owned(owned, key, found[key]) for key in keys}
     cursor = await storage.cursor(place)
     if cursor is None:  # the group, or its queue, is being deleted
         return {key: WaitingCount(0, False) for key in keys}
@@ -199,10 +199,10 @@ class WaitingKeys:
         self._groups = groups
         self._heads = MessageLookup(storage)
 
-    def _slot(self, group: Group, number: int) -> OwnedPartition | None:
+    def _owned(self, group: Group, number: int) -> OwnedPartition | None:
         runtime = self._groups.runtimes.get(group.group_id)
-        slot = runtime.slots.get(number) if runtime is not None else None
-        return slot if slot is not None and not slot.ended else None
+        owned = runtime.owned_partitions.get(number) if runtime is not None else None
+        return owned if owned is not None and not owned.ended else None
 
     # --- Keys that wait ------------------------------------------------------------------------
 
@@ -218,9 +218,9 @@ class WaitingKeys:
                 continue
             low = begin.key if number == begin.partition else -1
             place = CursorPlace(group.group_id, Partition(queue.queue_id, number))
-            slot, room = self._slot(group, number), limit - len(shown) + 1
-            if slot is not None:
-                keys = await self._owned_keys(slot, place, low, room, looks)
+            owned, room = self._owned(group, number), limit - len(shown) + 1
+            if owned is not None:
+                keys = await self._owned_keys(owned, place, low, room, looks)
             else:
                 keys, unknown = await self._stored_keys(queue, place, low, room, looks)
                 left_out += unknown
@@ -248,10 +248,10 @@ class WaitingKeys:
         return {one.offset: one.nack for one in cursor.retries} if cursor is not None else {}
 
     async def _owned_keys(
-        self, slot: OwnedPartition, place: CursorPlace, low: int, count: int, looks: _ReadBudgets
+        self, owned: OwnedPartition, place: CursorPlace, low: int, count: int, looks: _ReadBudgets
     ) -> list[HeldKey]:
         """Return the keys behind `low` that the owner here knows."""
-        lines = slot.delivery.lines
+        lines = owned.delivery.lines
         keys = nsmallest(
             count,
             (k for k, line in lines.items() if k > low and (line.parked or waiting_in(line))),
@@ -267,15 +267,15 @@ class WaitingKeys:
             cursor = await self._storage.cursor(place)
             marks = {mark.key_hash: mark for mark in cursor.parked} if cursor is not None else {}
         in_log = await find_in_log(
-            self._storage, place.partition, slot.delivery.frontier, {*keys}, looks.log
+            self._storage, place.partition, owned.delivery.frontier, {*keys}, looks.log
         )
         # From here on nothing is awaited, so all is of one moment.
-        flights = _in_flight(slot, set(keys))
+        flights = _in_flight(owned, set(keys))
         shown: list[HeldKey] = []
         for key in keys:
-            one = _owned_key(slot, key, sides.get(key), marks.get(key), flights.get(key, []))
+            one = _owned_key(owned, key, sides.get(key), marks.get(key), flights.get(key, []))
             if one is not None:
-                shown.append(_with_count(one, count_owned(slot, key, in_log[key])))
+                shown.append(_with_count(one, count_owned(owned, key, in_log[key])))
         return shown
 
     async def _stored_keys(
@@ -324,13 +324,13 @@ class WaitingKeys:
         shown: list[Lease] = []
         budget = ByteBudget(limits.LOOK_BYTES_MAX)
         for number in sorted(queue.members):
-            slot = self._slot(group, number) if number >= begin.partition else None
-            if slot is None:
+            owned = self._owned(group, number) if number >= begin.partition else None
+            if owned is None:
                 continue
             low = begin.offset if number == begin.partition else 0
-            found = _leases(slot, low, limit - len(shown) + 1)
+            found = _leases(owned, low, limit - len(shown) + 1)
             offsets = [one.offset for one in found]
-            heads = await self._heads.read(slot.partition, offsets, budget)
+            heads = await self._heads.read(owned.partition, offsets, budget)
             for one in found:
                 if len(shown) == limit or (shown and one.offset not in heads):
                     return LeaseList(leases=shown, next=str(Place(number, one.offset)))
@@ -348,33 +348,33 @@ def _offsets(keys: Sequence[HeldKey]) -> list[int]:
     return [key.offset for key in keys if key.offset is not None]
 
 
-def _open_offsets(slot: OwnedPartition) -> Iterator[tuple[int, Push]]:
-    delivery = slot.delivery
+def _open_offsets(owned: OwnedPartition) -> Iterator[tuple[int, Push]]:
+    delivery = owned.delivery
     for push in delivery.pushes.values():
         for offset in offsets_of(push.open, push.first):
             yield offset, push
 
 
-def in_flight(slot: OwnedPartition) -> dict[int, int]:
+def in_flight(owned: OwnedPartition) -> dict[int, int]:
     """Return the attempt of each message in flight, by offset."""
-    return {offset: push.attempt for offset, push in _open_offsets(slot)}
+    return {offset: push.attempt for offset, push in _open_offsets(owned)}
 
 
-def _leases(slot: OwnedPartition, low: int, count: int) -> list[Lease]:
-    consumer = getattr(slot.owner, "name", "")
+def _leases(owned: OwnedPartition, low: int, count: int) -> list[Lease]:
+    consumer = getattr(owned.owner, "name", "")
     first = nsmallest(
         count,
-        ((offset, push.number, push) for offset, push in _open_offsets(slot) if offset >= low),
+        ((offset, push.number, push) for offset, push in _open_offsets(owned) if offset >= low),
     )
     shown = []
     for offset, _, push in first:
-        one = lease(slot.delivery, push, offset)
+        one = lease(owned.delivery, push, offset)
         given, until = wall_unix_ms(one.given_at, one.until)
         shown.append(
             Lease(
-                partition=slot.partition.number,
+                partition=owned.partition.number,
                 offset=offset,
-                epoch=slot.delivery.epoch,
+                epoch=owned.delivery.epoch,
                 push=one.push,
                 consumer=consumer,
                 attempt=one.attempt,
@@ -385,25 +385,25 @@ def _leases(slot: OwnedPartition, low: int, count: int) -> list[Lease]:
     return shown
 
 
-def _in_flight(slot: OwnedPartition, keys: set[int]) -> dict[int, list[InFlight]]:
+def _in_flight(owned: OwnedPartition, keys: set[int]) -> dict[int, list[InFlight]]:
     """Return the deliveries in flight of these keys, by key."""
     found: dict[int, list[InFlight]] = {}
-    for offset, push in _open_offsets(slot) if keys else ():
+    for offset, push in _open_offsets(owned) if keys else ():
         key = push.hashes[offset - push.first] or loose(offset)
         if key in keys:
-            found.setdefault(key, []).append(lease(slot.delivery, push, offset))
+            found.setdefault(key, []).append(lease(owned.delivery, push, offset))
     return found
 
 
 def _owned_key(
-    slot: OwnedPartition,
+    owned: OwnedPartition,
     key: int,
     side_first: int | None,
     mark: Parked | None,
     flights: list[InFlight],
 ) -> HeldKey | None:
     """Describe a key of an owner here; None if nothing of it waits any more."""
-    delivery, now = slot.delivery, asyncio.get_running_loop().time()
+    delivery, now = owned.delivery, asyncio.get_running_loop().time()
     waits = waits_of(delivery, key, now, int(time.time() * 1000), side_first)
     if not waits.messages and waits.reason != "parked":
         return None
@@ -412,7 +412,7 @@ def _owned_key(
         until = next((one.until for one in flights if one.offset == waits.behind), None)
     attempts = delivery.attempts_of(waits.first) if waits.first is not None else 0
     return HeldKey(
-        partition=slot.partition.number,
+        partition=owned.partition.number,
         key_hash=f"{key:016x}",
         reason=waits.reason or "ready",
         messages=waits.messages,

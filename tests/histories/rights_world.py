@@ -243,8 +243,10 @@ class World:
             principal = Principal("auditor", queue.tenant)
             for group in broker.metadata.list_groups(principal, queue):
                 runtime = broker.groups.runtimes.get(group.group_id)
-                slots = runtime.slots if runtime is not None else {}
-                open_counts = [slot.delivery.leases.open_count for slot in slots.values()]
+                owned_partitions = runtime.owned_partitions if runtime is not None else {}
+                open_counts = [
+                    owned.delivery.leases.open_count for owned in owned_partitions.values()
+                ]
                 cursors = await broker.storage.cursors(queue.queue_id, group.group_id)
                 of_queue.append((group, open_counts, cursors))
             found[queue.tenant].append(of_queue)

@@ -309,7 +309,7 @@ async def test_overflow_leaves_to_a_client_what_it_holds(durable_house: House, t
         await other(house)
     elif there == "itself":
         await back.rejoin(credit=0)
-        await eventually(lambda: runtime_of(house).slots)
+        await eventually(lambda: runtime_of(house).owned_partitions)
     await house.publish(house.find(), numbered(6, first=2))
     for _ in range(3):
         await house.broker.janitor.look()
@@ -319,7 +319,7 @@ async def test_overflow_leaves_to_a_client_what_it_holds(durable_house: House, t
         await back.rejoin(credit=0)
     assert await back.held(*whole(held)) == []
     await house.broker.janitor.look()
-    await eventually(lambda: not runtime_of(house).slots[0].delivery.waiting.dead_count)
+    await eventually(lambda: not runtime_of(house).owned_partitions[0].delivery.waiting.dead_count)
     assert await settled(house) == 3
     assert await back.acked(*whole(held)) == (2, [])
 
@@ -332,7 +332,7 @@ async def test_only_the_last_epoch_is_adopted(durable_house: House) -> None:
     await house.restart()
     back = client.moved()
     await back.rejoin()
-    await eventually(lambda: house.broker.groups.runtimes[billing(house).group_id].slots)
+    await eventually(lambda: house.broker.groups.runtimes[billing(house).group_id].owned_partitions)
     await house.restart()
     back = client.moved()
     await back.rejoin()
@@ -380,7 +380,7 @@ async def test_who_is_waited_for_holds_up_its_own_partitions_only(durable_house:
     await client.join()
     first = await other(house)
     runtime = house.broker.groups.runtimes[billing(house).group_id]
-    await eventually(lambda: len({slot.owner for slot in runtime.slots.values()}) == 2)
+    await eventually(lambda: len({owned.owner for owned in runtime.owned_partitions.values()}) == 2)
     (its_own,) = [n for n, name in runtime.assignment.items() if name == f"{NAME}.1"]
     await house.restart()
     rival = await other(house)
@@ -428,7 +428,9 @@ async def test_what_was_acked_and_has_moved_to_somebody_who_is_awaited_is_stale(
     assert await client.acked(*whole(given)) == (20, [])
     await awaited.join()
     runtime = runtime_of(house)
-    await eventually(lambda: sum(bool(one.slots) for one in runtime.members.values()) == 2)
+    await eventually(
+        lambda: sum(bool(one.owned_partitions) for one in runtime.members.values()) == 2
+    )
     ((moved, _),) = [one for one in runtime.assignment.items() if one[1].startswith("another")]
     await house.restart()
     back = client.moved()
@@ -597,7 +599,9 @@ async def test_nothing_is_given_before_held(durable_house: House) -> None:
     await durable_house.restart()
     back = client.moved()
     await back.rejoin()
-    await eventually(lambda: next(iter(durable_house.broker.groups.runtimes.values())).slots)
+    await eventually(
+        lambda: next(iter(durable_house.broker.groups.runtimes.values())).owned_partitions
+    )
     await settled(durable_house)
     assert back.pushed == []
     assert await back.held() == []

@@ -466,7 +466,11 @@ class History:
         had not moved when it left wait until the next owner reaches them."""
         runtimes = self.house.broker.groups.runtimes
         mine = [runtimes[g.group_id] for g in self.groups.values() if g.group_id in runtimes]
-        return any(slot.delivery.waiting.dead_count for one in mine for slot in one.slots.values())
+        return any(
+            owned.delivery.waiting.dead_count
+            for one in mine
+            for owned in one.owned_partitions.values()
+        )
 
 
 class _End:

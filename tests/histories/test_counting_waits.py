@@ -25,8 +25,8 @@ async def told(house: House, queue: Queue, group: Group) -> list[tuple[int, bool
 async def test_what_its_owner_came_across_is_counted_before_it_is_durable(house: House) -> None:
     queue, group, _, consumer = await stuck(house)
     await house.publish(queue, [message(number, "stuck") for number in range(4)])
-    (slot,) = consumer.slots.values()
-    await eventually(lambda: slot.delivery.frontier == 7)
+    (owned,) = consumer.owned_partitions.values()
+    await eventually(lambda: owned.delivery.frontier == 7)
     assert await told(house, queue, group) == [(7, True)] * 3
 
 
@@ -34,15 +34,15 @@ async def test_what_no_owner_came_across_is_counted_in_the_log(house: House) -> 
     """The consumer takes nothing more, and later there is no consumer."""
     queue, group, _, consumer = await stuck(house)
     consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     more = [message(n, key) for n in range(2) for key in ("stuck", "another", None)]
     await house.publish(queue, more)
     assert await told(house, queue, group) == [(5, True)] * 3
     session, consumer = await house.subscribe(queue, group, credit=1)
     await session.take(1)
     await house.publish(queue, more)
-    (slot,) = consumer.slots.values()
-    assert slot.delivery.frontier < slot.delivery.end
+    (owned,) = consumer.owned_partitions.values()
+    assert owned.delivery.frontier < owned.delivery.end
     assert await told(house, queue, group) == [(7, True)] * 3
 
 
@@ -51,7 +51,7 @@ async def test_a_count_that_a_look_cannot_finish_is_said_to_be_none(
 ) -> None:
     queue, group, _, consumer = await stuck(house)
     consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     for number in range(4):
         await house.publish(queue, [message(number, "stuck")])
     monkeypatch.setattr(limits, "LOOK_BYTES_MAX", 1)
@@ -72,7 +72,7 @@ async def test_loose_messages_are_counted_one_by_one(house: House) -> None:
         consumer.nack(delivery(where), MINUTE_S, None)
     await house.broker.cursor_writer.drain()
     consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     held = (await house.broker.waiting_keys.list_keys(queue, group, 10, None)).keys
     assert [(key.messages, key.is_exact) for key in held] == [(1, True)] * 2
 

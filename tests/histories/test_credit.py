@@ -72,7 +72,7 @@ async def test_a_slow_consumer_costs_nobody_else(house: House) -> None:
     slow, consumer = await house.subscribe(queue, group, credit=1)
     quick, _ = await house.subscribe(queue, group)
     await house.publish(queue, [message(n, f"k{n}") for n in range(80)])
-    mine = dict.fromkeys(consumer.slots, 0)
+    mine = dict.fromkeys(consumer.owned_partitions, 0)
     states = await house.broker.storage.partitions(queue.queue_id)
     expected = sum(s.messages for s in states if s.partition.number not in mine)
     await quick.get(expected)
@@ -125,8 +125,8 @@ async def test_the_lease_of_what_is_in_transit_does_not_run(house: House) -> Non
     session.is_in_transit = True
     await house.publish(queue, numbered(2))
     ((place, _, _), _) = await session.take(2)
-    (slot,) = consumer.slots.values()
-    pushes = [*slot.delivery.leases.pushes.values()]
+    (owned,) = consumer.owned_partitions.values()
+    pushes = [*owned.delivery.leases.pushes.values()]
     await eventually(lambda: all(push.due_at > push.given_at + 0.35 for push in pushes))
     assert session.of_type("revoked") == []
     assert await house.confirm(consumer, delivery(place)) == (1, 0)

@@ -363,15 +363,15 @@ async def test_nothing_is_kept_of_deliveries_that_are_over(house: House) -> None
         given = await session.take(count)
         consumer.nack(delivery(given[-1][0]), None, "again" if count % 2 else None)
     await session.take(50)
-    (slot,) = consumer.slots.values()
-    assert len(slot.log._dispatched_us) <= 1
-    assert len(slot.reasons) == 1
+    (owned,) = consumer.owned_partitions.values()
+    assert len(owned.log._dispatched_us) <= 1
+    assert len(owned.reasons) == 1
 
 
 async def test_what_a_consumer_leaves_behind_is_free_at_once(house: House) -> None:
     """P9: Otherwise thousands that come and go would stay until the garbage collector runs. Each
-    has a slot with its lines, leases and reads for each partition. This holds too if one key waits
-    and one is parked."""
+    has an owned partition with its lines, leases and reads for each partition. This holds too if
+    one key waits and one is parked."""
     queue = await house.queue(partitions=2)
     group = await house.group(queue, attempts_max=1, on_exhausted="park", backoff_s=60)
     await house.publish(queue, [message(n, f"k{n}") for n in range(10)])
@@ -383,10 +383,10 @@ async def test_what_a_consumer_leaves_behind_is_free_at_once(house: House) -> No
         for place, _, _ in given[:3]:
             consumer.nack(delivery(place), None, None)
         runtime = house.broker.groups.runtimes[group.group_id]
-        left = [weakref.ref(slot.delivery.waiting) for slot in runtime.slots.values()]
+        left = [weakref.ref(owned.delivery.waiting) for owned in runtime.owned_partitions.values()]
         assert len(left) == 2
         consumer.leave()
-        await eventually(lambda: not runtime.slots)
+        await eventually(lambda: not runtime.owned_partitions)
         del consumer, session
         await eventually(lambda: all(one() is None for one in left))
     finally:

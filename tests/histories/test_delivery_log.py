@@ -423,7 +423,7 @@ async def test_at_most_once_is_settled_before_it_is_given(house: House) -> None:
     (settled,), (given,) = logged.of(SettledLine), logged.of(DispatchedLine)
     assert settled.settled_unix_us <= given.dispatched_unix_us
     assert outcomes([settled]) == [("acked", 2)]
-    assert not any(slot.log._dispatched_us for slot in consumer.slots.values())
+    assert not any(owned.log._dispatched_us for owned in consumer.owned_partitions.values())
 
 
 async def test_what_has_happened_is_counted_as_the_broker_counts(house: House) -> None:

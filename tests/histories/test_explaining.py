@@ -92,7 +92,7 @@ async def test_in_flight_says_with_whom_and_until_when(house: House) -> None:
     assert (one.owner.consumer, one.owner.session, one.owner.client, one.owner.transport) == (
         consumer.name, session.session_id, session.client, "websocket",
     )  # fmt: skip
-    assert one.epoch == next(iter(consumer.slots.values())).delivery.epoch
+    assert one.epoch == next(iter(consumer.owned_partitions.values())).delivery.epoch
     assert one.head is not None
     assert one.head.in_flight is not None
     assert (one.head.offset, one.head.attempts, one.head.in_flight.attempt) == (0, 0, 1)
@@ -128,7 +128,7 @@ async def test_backoff_says_until_when_and_how_often_it_was_tried(house: House) 
     assert (await alone(house, queue)).also == ["paused"]
     await house.broker.upkeep.pause(ANYBODY, "orders", paused=False)
     consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     rest = await alone(house, queue)
     assert rest.head is not None
     assert (rest.waits_for, rest.also, counted(rest)) == ("backoff", ["no_consumer"], (0, 2))
@@ -152,10 +152,10 @@ async def test_parked_says_since_when(house: House) -> None:
     )  # fmt: skip
     assert before_unix_ms <= (one.since_unix_ms or 0) <= time.time() * 1000
     await house.publish(queue, [message(3, "a")])
-    await eventually(lambda: next(iter(consumer.slots.values())).delivery.frontier == 4)
+    await eventually(lambda: next(iter(consumer.owned_partitions.values())).delivery.frontier == 4)
     assert counted(await alone(house, queue)) == (0, 3)
     consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     rest = await alone(house, queue)
     assert rest.head is not None
     assert (rest.waits_for, rest.also, rest.head.offset, counted(rest)) == (
@@ -173,14 +173,14 @@ async def test_what_is_on_its_way_to_the_dead_letters_is_said(
     await house.publish(queue, numbered(2, "a"))
     arrives = asyncio.Event()
 
-    slot = next(iter(consumer.slots.values()))
-    move = slot._context.move
+    owned = next(iter(consumer.owned_partitions.values()))
+    move = owned._context.move
 
-    async def later(slot: OwnedPartition) -> None:
+    async def later(owned: OwnedPartition) -> None:
         await arrives.wait()
-        await move(slot)
+        await move(owned)
 
-    monkeypatch.setattr(slot._context, "move", later)
+    monkeypatch.setattr(owned._context, "move", later)
     consumer.nack(delivery((await session.take(2))[0][0]), 0, None)
     await session.take(3)
     one = await alone(house, queue)
@@ -190,7 +190,7 @@ async def test_what_is_on_its_way_to_the_dead_letters_is_said(
     assert one.head is not None
     assert (one.waits_for, one.head.offset, counted(one)) == ("dead_letter", 0, (0, 0))
     arrives.set()
-    await eventually(lambda: not slot.delivery.waiting.dead_count)
+    await eventually(lambda: not owned.delivery.waiting.dead_count)
     assert (await alone(house, queue)).waits_for == "nothing"
 
 
@@ -205,8 +205,8 @@ async def test_a_full_dead_letter_queue_is_named(house: House) -> None:
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, numbered(2, "a"))
     consumer.nack(delivery((await session.take(2))[0][0]), 0, None)
-    slot = next(iter(consumer.slots.values()))
-    await eventually(lambda: slot.dead_letters_wait is not None)
+    owned = next(iter(consumer.owned_partitions.values()))
+    await eventually(lambda: owned.dead_letters_wait is not None)
     await session.take(3)
     one = await alone(house, queue)
     assert one.waits_for == "in_flight"
@@ -232,14 +232,14 @@ async def test_a_letter_that_its_dead_letter_queue_can_never_take_is_reported_an
     for place, _, _ in await session.take(2):
         consumer.nack(delivery(place), 0, None)
     await eventually(lambda: house.broker.dead_letters.moved_total == 1)
-    slot = next(iter(consumer.slots.values()))
-    await eventually(lambda: slot.dead_letters_wait is not None)
+    owned = next(iter(consumer.owned_partitions.values()))
+    await eventually(lambda: owned.dead_letters_wait is not None)
     one = await alone(house, queue)
     assert one.waits_for == "dead_letter"
     assert "message_too_large" in one.text
     await house.set_queue("small", bytes_max=10_000)
     await eventually(lambda: house.broker.dead_letters.moved_total == 2)
-    await eventually(lambda: slot.dead_letters_wait is None)
+    await eventually(lambda: owned.dead_letters_wait is None)
 
 
 async def test_what_is_being_made_durable_is_said(
@@ -261,7 +261,7 @@ async def test_what_is_being_made_durable_is_said(
     monkeypatch.setattr(storage, "write_cursors", later)
     consumer.nack(delivery(place), 0, None)
     consumer.pump()
-    lines = next(iter(consumer.slots.values())).delivery.waiting.lines.by_key
+    lines = next(iter(consumer.owned_partitions.values())).delivery.waiting.lines.by_key
     try:
         await eventually(lambda: all(line.leaving for line in lines.values()))
         one = await alone(house, queue)
@@ -294,7 +294,7 @@ async def test_a_socket_that_takes_no_more_is_said(house: House) -> None:
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
-    await eventually(lambda: consumer.slots)
+    await eventually(lambda: consumer.owned_partitions)
     session.is_writable = False
     await house.publish(queue, numbered(1, "a"))
     assert (await alone(house, queue)).waits_for == "socket"
@@ -332,7 +332,7 @@ async def test_no_consumer_and_a_pause_are_said(house: House) -> None:
         "paused", ["no_consumer", "backlog"],
     )  # fmt: skip
     _, consumer = await house.subscribe(house.find(), group)
-    await eventually(lambda: consumer.slots)
+    await eventually(lambda: consumer.owned_partitions)
     here = await alone(house, queue)
     assert (here.waits_for, here.also) == ("paused", ["backlog"])
     assert here.owner is not None
@@ -344,8 +344,8 @@ async def test_a_partition_that_moves_is_said_to_drain(house: House) -> None:
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, [message(0, "b")])
     place = (await session.take(1))[0][0]
-    slot = next(iter(consumer.slots.values()))
-    slot.drain(asyncio.get_running_loop().time() + 30)
+    owned = next(iter(consumer.owned_partitions.values()))
+    owned.drain(asyncio.get_running_loop().time() + 30)
     await house.publish(queue, [message(1, "a")])
     one = await alone(house, queue)
     assert (one.waits_for, one.messages.waiting) == ("draining", 1)
@@ -361,7 +361,7 @@ async def test_whoever_is_waited_for_is_said_to_be_absent(durable_house: House) 
     group = await house.group(queue)
     stays = Session("s-stays", linger_s=60)
     _, first = await house.subscribe(queue, group, session=stays)
-    await eventually(lambda: len(first.slots) == 2)
+    await eventually(lambda: len(first.owned_partitions) == 2)
     first.leave(moves=True)
     await house.restart()
     other, _ = await house.subscribe(house.find(), group)
@@ -473,7 +473,7 @@ async def test_what_a_consumer_left_behind_still_waits(durable_house: House) -> 
     assert [(shown.offset, shown.state) for shown in peeked] == [
         (0, "ready"), (1, "ready"), (2, "ready"),
     ]  # fmt: skip
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     rest = await alone(house, queue)
     assert rest.head is not None
     assert (rest.waits_for, rest.head.offset, counted(rest)) == ("no_consumer", 0, (0, 3))
@@ -490,9 +490,9 @@ async def test_a_backoff_that_an_owner_before_noted_is_said(house: House, credit
     consumer.nack(delivery((await session.take(1))[0][0]), 1000, None)
     consumer.leave()
     _, consumer = await house.subscribe(queue, group, credit=credit)
-    await eventually(lambda: consumer.slots)
-    slot = next(iter(consumer.slots.values()))
-    await eventually(lambda: slot.delivery.frontier == (2 if credit else 0))
+    await eventually(lambda: consumer.owned_partitions)
+    owned = next(iter(consumer.owned_partitions.values()))
+    await eventually(lambda: owned.delivery.frontier == (2 if credit else 0))
     one = await alone(house, queue)
     assert one.head is not None
     assert (one.waits_for, one.head.offset, one.head.attempts) == ("backoff", 0, 1)
@@ -516,7 +516,7 @@ async def test_a_partition_with_as_many_keys_waiting_as_may_is_said(
     await session.take(3)
     consumer.nack(delivery(given[1][0]), 1000, None)
     await house.publish(queue, numbered(1, "b"))
-    await eventually(lambda: next(iter(consumer.slots.values())).delivery.end == 4)
+    await eventually(lambda: next(iter(consumer.owned_partitions.values())).delivery.end == 4)
     one = await alone(house, queue, "b")
     assert one.head is not None
     assert (one.waits_for, one.also, one.head.offset) == ("gate", [], 3)

@@ -124,7 +124,9 @@ async def test_leases_that_end_and_dead_letters_are_counted(house: House) -> Non
     consumer.start(delivery(places[0]))
     consumer.extend(delivery(places[1]), [], 30)
     await eventually(lambda: house.broker.dead_letters.moved_total == 1)
-    await eventually(lambda: not next(iter(consumer.slots.values())).delivery.waiting.dead_count)
+    await eventually(
+        lambda: not next(iter(consumer.owned_partitions.values())).delivery.waiting.dead_count
+    )
     assert moved(before, await shown_group(house, queue, group)) == {
         "given": 2, "expired": 1, "dead_lettered": 1,
     }  # fmt: skip
@@ -132,7 +134,7 @@ async def test_leases_that_end_and_dead_letters_are_counted(house: House) -> Non
 
 
 def has_slots(consumer: Consumer, count: int) -> bool:
-    return len(consumer.slots) == count
+    return len(consumer.owned_partitions) == count
 
 
 async def test_every_partition_is_shown_with_its_owner_or_without(house: House) -> None:
@@ -152,7 +154,9 @@ async def test_every_partition_is_shown_with_its_owner_or_without(house: House) 
         consumer.grant(3)
         await session.take(3)
     # One partition may fill a session's credit before its other one is owned.
-    await eventually(lambda: len(house.broker.groups.runtimes[group.group_id].slots) == 4)
+    await eventually(
+        lambda: len(house.broker.groups.runtimes[group.group_id].owned_partitions) == 4
+    )
     owned = await shown_group(house, queue, group)
     names = {consumer.name: session for session, consumer in sessions}
     for place in owned["partitions"]:
@@ -163,9 +167,10 @@ async def test_every_partition_is_shown_with_its_owner_or_without(house: House) 
             "subscription": int(place["owner"]["consumer"].rpartition(".")[2]),
             "client": session.client, "transport": "websocket", "unresponsive": False,
         }  # fmt: skip
-        slot = house.broker.groups.runtimes[group.group_id].slots[place["partition"]]
+        runtime = house.broker.groups.runtimes[group.group_id]
+        delivery_here = runtime.owned_partitions[place["partition"]].delivery
         assert (place["epoch"], place["in_flight"]) == (
-            slot.delivery.epoch, slot.delivery.leases.open_count,
+            delivery_here.epoch, delivery_here.leases.open_count,
         )  # fmt: skip
         if place["next_offset"] < place["certified"]:
             assert place["waits_for"] == "credit"

@@ -46,8 +46,8 @@ class Gateway(redis_gateways.Gateway):
     def owns(self, group: Group) -> set[int]:
         """Return the partitions that are served here."""
         runtime = self.broker.groups.runtimes.get(group.group_id)
-        slots = runtime.slots if runtime is not None else {}
-        return {number for number, slot in slots.items() if not slot.delivery.draining}
+        owned_partitions = runtime.owned_partitions if runtime is not None else {}
+        return {number for number, owned in owned_partitions.items() if not owned.delivery.draining}
 
 
 @pytest.fixture(scope="module")

@@ -319,7 +319,7 @@ async def test_a_crowd_that_joins_and_leaves_is_a_few_writes_of_the_row(house: H
     assert len(runtime.row.members) == len(runtime.members) == 501
     for one in crowd[500:]:
         one.leave()
-    await eventually(lambda: set(owner.slots) == set(range(8)))
+    await eventually(lambda: set(owner.owned_partitions) == set(range(8)))
     assert runtime.row.generation - began < 20
     assert runtime.row.members == (owner.name,)
     await house.publish(queue, numbered(8))
@@ -332,20 +332,22 @@ async def test_whoever_is_gone_at_once_is_given_no_partition(house: House) -> No
     queue = await house.queue(partitions=8)
     group = await house.group(queue)
     _, owner = await house.subscribe(queue, group)
-    await eventually(lambda: len(owner.slots) == 8)
-    epochs = {number: slot.delivery.epoch for number, slot in owner.slots.items()}
+    await eventually(lambda: len(owner.owned_partitions) == 8)
+    epochs = {number: owned.delivery.epoch for number, owned in owner.owned_partitions.items()}
     for _ in range(30):
         _, visitor = await house.subscribe(queue, group)
         visitor.leave()
-    assert {number: slot.delivery.epoch for number, slot in owner.slots.items()} == epochs
+    assert {
+        number: owned.delivery.epoch for number, owned in owner.owned_partitions.items()
+    } == epochs
     runtime = house.broker.groups.runtimes[group.group_id]
     assert runtime.row.members == (owner.name,)
     _, guest = await house.subscribe(queue, group)
-    await eventually(lambda: len(guest.slots) == len(owner.slots) == 4)
+    await eventually(lambda: len(guest.owned_partitions) == len(owner.owned_partitions) == 4)
     _, last = await house.subscribe(queue, group)
     owner.leave()
     guest.leave()
-    await eventually(lambda: len(last.slots) == 8)
+    await eventually(lambda: len(last.owned_partitions) == 8)
 
 
 async def test_a_session_that_has_ended_never_joins(house: House) -> None:
@@ -418,9 +420,9 @@ async def test_partitions_that_do_not_move_never_pause(house: House) -> None:
             leaving.leave()
             del sessions[1]
         before = {
-            number: slot.delivery.epoch
-            for number, slot in owner.slots.items()
-            if not slot.delivery.draining
+            number: owned.delivery.epoch
+            for number, owned in owner.owned_partitions.items()
+            if not owned.delivery.draining
         }
         batch = [message(total // 20 * 20 + n, f"k{n % 20}") for n in range(20)]
         total += len(batch)
@@ -428,9 +430,9 @@ async def test_partitions_that_do_not_move_never_pause(house: House) -> None:
         for _ in range(10):
             work()
             await asyncio.sleep(0)
-        for number, slot in owner.slots.items():
+        for number, owned in owner.owned_partitions.items():
             if number in before:
-                assert slot.delivery.epoch == before[number]
+                assert owned.delivery.epoch == before[number]
                 epochs_kept += 1
     await eventually(lambda: work() == total)
     assert epochs_kept > 0
@@ -452,13 +454,13 @@ async def test_a_group_whose_members_all_left_waits_for_the_next(house: House) -
         consumer.leave()
     assert await house.lag(queue, group) == 0
     runtime = house.broker.groups.runtimes[group.group_id]
-    await eventually(lambda: not runtime.slots and not runtime._owning)
+    await eventually(lambda: not runtime.owned_partitions and not runtime._owning)
     assert not runtime.members
 
 
 def has_slots(runtime: GroupRuntime, count: int) -> bool:
     """Return whether `count` partitions are served here."""
-    return len(runtime.slots) == count
+    return len(runtime.owned_partitions) == count
 
 
 def is_alone(runtime: GroupRuntime, name: str) -> bool:

@@ -35,7 +35,7 @@ async def leases(house: House, queue: Queue, group: Group) -> list[Lease]:
 
 async def gone(house: House, group: Group) -> None:
     """Wait until no consumer owns a partition of the group here."""
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
 
 
 async def test_keys_that_wait_are_listed_with_their_reasons(house: House) -> None:

@@ -23,7 +23,7 @@ def _tight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def waits_for(consumer: Consumer) -> set[str]:
     """Return the reasons for which its partitions wait."""
-    return {slot.blocked for slot in consumer.slots.values()}
+    return {owned.blocked for owned in consumer.owned_partitions.values()}
 
 
 async def full(house: House, **settings: Any) -> tuple[Session, Consumer]:

@@ -158,8 +158,8 @@ def test_publishers_that_do_not_need_it_go_on(
     away: Callable[[str, Durability], bool], others: str
 ) -> None:
     """README, the table of levels: `local` goes on while a replica is away. deploy/redis: when some
-    slots have no primary, the others go on. They do so at once, even if others ask in vain:
-    publishes, or background work of a gateway at the level `all`."""
+    owned partitions have no primary, the others go on. They do so at once, even if others ask in
+    vain: publishes, or background work of a gateway at the level `all`."""
 
     async def main() -> None:
         town = Town(Partly(away))
@@ -267,7 +267,7 @@ def test_what_is_not_certified_yet_is_given_to_nobody() -> None:
 
 
 class Acks:
-    """Writer of a cursor, like a slot."""
+    """Writer of a cursor, like an owned partition."""
 
     def __init__(self, queue_id: str, number: int = 0) -> None:
         self.place = CursorPlace("g", Partition(queue_id, number))
@@ -285,7 +285,7 @@ class Acks:
 
 
 def test_acks_of_other_shards_are_confirmed_while_one_is_down() -> None:
-    """deploy/redis/README.md: When some slots have no primary, the others go on."""
+    """deploy/redis/README.md: When some owned partitions have no primary, the others go on."""
 
     async def main() -> None:
         shard = Partly(one_primary)

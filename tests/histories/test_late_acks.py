@@ -128,15 +128,15 @@ async def test_an_ack_of_what_is_dying_is_stale_already(house: House) -> None:
     """R21: The dead letters cannot be written yet. No answer has to be taken back."""
     is_shut, moved = asyncio.Event(), house.broker.dead_letters.move
 
-    async def move(slot: OwnedPartition) -> None:
+    async def move(owned: OwnedPartition) -> None:
         await is_shut.wait()
-        await moved(slot)
+        await moved(owned)
 
     _, _, _, consumer, (place,) = await given(house, attempts_max=1)
-    (slot,) = consumer.slots.values()
-    slot._context.move = move
+    (owned,) = consumer.owned_partitions.values()
+    owned._context.move = move
     consumer.nack(delivery(place), None, None)
-    await eventually(lambda: slot.delivery.waiting.dead_count)
+    await eventually(lambda: owned.delivery.waiting.dead_count)
     assert await house.confirm(consumer, delivery(place)) == (0, 1)
     is_shut.set()
     await dead_lettered(house)
@@ -163,9 +163,9 @@ async def test_who_was_away_when_it_died_does_not_hold_it_any_more(house: House)
     _, _, _, consumer, (place,) = await given(house, attempts_max=1)
     consumer.suspend()
     consumer.start(delivery(place))
-    (slot,) = consumer.slots.values()
-    slot.nack(place[2], place[3], place[3], asyncio.get_running_loop().time(), delay_s=None)
-    slot.settled(asyncio.get_running_loop().time())
+    (owned,) = consumer.owned_partitions.values()
+    owned.nack(place[2], place[3], place[3], asyncio.get_running_loop().time(), delay_s=None)
+    owned.settled(asyncio.get_running_loop().time())
     await dead_lettered(house)
     assert consumer.hold(1, delivery(place)) == delivery(place)
     assert await house.confirm(consumer, delivery(place)) == (0, 1)
@@ -183,13 +183,13 @@ async def test_what_died_before_a_restart_is_not_called_settled_after_it(
     (consumer,) = house.broker.groups.runtimes[group.group_id].members.values()
     assert isinstance(consumer, Consumer)
     consumer.ack(delivery(done), [], None)
-    (slot,) = consumer.slots.values()
+    (owned,) = consumer.owned_partitions.values()
     attempts = house.find().settings.attempts_max
     for attempt in range(1, attempts + 1):
         now = asyncio.get_running_loop().time()
-        (push,) = slot.delivery.leases.pushes
-        slot.nack(push, dead[3], dead[3], now, delay_s=0)
-        slot.settled(now)
+        (push,) = owned.delivery.leases.pushes
+        owned.nack(push, dead[3], dead[3], now, delay_s=0)
+        owned.settled(now)
         await client.given(min(2 + attempt, 1 + attempts))
     await dead_lettered(house)
     await house.restart()

@@ -132,7 +132,7 @@ async def test_an_ack_through_another_gateway_settles_at_the_owner(two: Make) ->
     await here.a.restart()
     here.queue, here.group = await here.a.learn()
     assert await here.pull(wait_s=0.2) == []
-    await eventually(lambda: here.a.broker.groups.runtimes[here.group.group_id].slots)
+    await eventually(lambda: here.a.broker.groups.runtimes[here.group.group_id].owned_partitions)
     assert (await here.ack(one.receipt)).stale == [one.receipt]
 
 
@@ -172,8 +172,8 @@ async def late_ack(here: Two) -> None:
     done = await here.ack(old.receipt)
     assert await here.lag() == 1, "the next delivery is settled while it is worked on"
     assert (done.settled, done.stale) == (0, [old.receipt])
-    slot = here.a.broker.groups.runtimes[here.group.group_id].slots[0]
-    assert slot.delivery.leases.open_count == 1
+    owned = here.a.broker.groups.runtimes[here.group.group_id].owned_partitions[0]
+    assert owned.delivery.leases.open_count == 1
     assert (await here.b.broker.pulls.extend(here.queue, here.group, [new.receipt], 9)).settled == 1
     assert (await here.ack(new.receipt)).settled == 1
     assert await here.lag() == 0
@@ -279,7 +279,7 @@ async def test_what_is_asked_twice_is_judged_once_and_answered_twice(two: Make, 
     said = await asyncio.gather(*(answered(inbox, place, "a" * 32, letter) for _ in range(4)))
     assert said == [SETTLED] * 4
     assert await answered(inbox, place, "a" * 32, letter) == SETTLED
-    tally = here.a.broker.groups.runtimes[here.group.group_id].slots[0].delivery.tally
+    tally = here.a.broker.groups.runtimes[here.group.group_id].owned_partitions[0].delivery.tally
     assert (tally.settled, tally.nacked) == ((1, 0) if verb == "ack" else (0, 1))
     if verb == "nack":
         assert await answered(inbox, place, "b" * 32, letter) == STALE
@@ -473,7 +473,7 @@ async def test_what_the_pulls_have_left_is_stale_and_nobody_waits_for_it(
     (one,) = await here.pull()
     assert (await here.ack(one.receipt)).settled == 1
     runtime = here.a.broker.groups.runtimes[here.group.group_id]
-    await eventually(lambda: not runtime.members and not runtime.slots)
+    await eventually(lambda: not runtime.members and not runtime.owned_partitions)
     for gateway in (here.a, here.b):
         done = await gateway.broker.pulls.ack(here.queue, here.group, [one.receipt])
         assert (done.settled, done.stale) == (0, [one.receipt])
@@ -597,14 +597,14 @@ async def test_an_ack_that_counted_as_its_owner_was_fenced_is_not_called_stale(
     async def lost(writes: Sequence[CursorWrite]) -> Any:
         await real(writes)
         monkeypatch.setattr(storage, "write_cursors", real)
-        slots[0].fenced()
+        owned_partitions[0].fenced()
         raise Unknown("the answer was lost")
 
-    slots = here.a.broker.groups.runtimes[here.group.group_id].slots
+    owned_partitions = here.a.broker.groups.runtimes[here.group.group_id].owned_partitions
     monkeypatch.setattr(storage, "write_cursors", lost)
     monkeypatch.setattr(limits, "LETTER_AGAIN_S", 2.0)
     asking = asyncio.create_task(here.ack(one.receipt))
-    await eventually(lambda: 0 in slots and slots[0].delivery.epoch == 2)
+    await eventually(lambda: 0 in owned_partitions and owned_partitions[0].delivery.epoch == 2)
     here.owner_server.came(here.place)  # before it is asked again
     with pytest.raises(Unknown):
         await asking

@@ -114,9 +114,9 @@ async def test_a_nack_is_not_answered_while_the_storage_is_not(house: MadHouse) 
 async def test_a_nack_that_a_new_owner_overtakes_is_unknown(house: House) -> None:
     """The same holds for a confirmed ack. Its group is sought before it is written."""
     socket, _, _ = await talking(house)
-    (slot,) = next(iter(house.broker.groups.runtimes.values())).slots.values()
+    (owned,) = next(iter(house.broker.groups.runtimes.values())).owned_partitions.values()
     socket.say(type="nack", ref=2, subscription=1, deliveries=of(await socket.until("push")))
-    slot.fenced()
+    owned.fenced()
     answer = await socket.until_ref(2)
     assert (answer["type"], answer["code"]) == ("error", "unknown")
 
@@ -239,12 +239,12 @@ async def test_a_rejection_that_is_answered_is_not_forgotten_by_a_crash(
     killed: the message is tried again, as often as it may be.]"""
     house = durable_house
     socket, queue, group = await talking(house)
-    (slot,) = next(iter(house.broker.groups.runtimes.values())).slots.values()
+    (owned,) = next(iter(house.broker.groups.runtimes.values())).owned_partitions.values()
 
     async def never_buried(*_: Any) -> None:
         await asyncio.Event().wait()
 
-    slot._context.move = never_buried
+    owned._context.move = never_buried
     socket.say(
         type="nack", ref=2, subscription=1, deliveries=of(await socket.until("push")),
         reject=True, reason="no such account",

@@ -143,7 +143,7 @@ async def test_without_a_consumer_a_decision_is_carried_out_all_the_same(
     queue, group, _, consumer = await stuck(house)
     consumer.leave()
     await house.publish(queue, [message(3, "stuck")])
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     await decide(house, queue, group, verb)
     assert await parked(house, queue, group) == []
     session, consumer = await house.subscribe(queue, group)
@@ -193,7 +193,7 @@ async def test_what_a_side_line_brings_and_is_exhausted_is_parked_durably(
         while await heads() != [0]:  # noqa: ASYNC110 (nobody sets an event for it)
             await asyncio.sleep(0.002)
         await decide(house, queue, group, "skip")
-        (owned,) = consumer.slots.values()
+        (owned,) = consumer.owned_partitions.values()
         while owned.delivery.dead_count or owned.delivery.is_writing:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         is_moved.set()

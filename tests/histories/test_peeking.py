@@ -83,7 +83,7 @@ async def test_what_each_message_waits_for_is_said(house: House) -> None:
     await house.broker.cursor_writer.drain()
     assert await states(house, queue) == expected
     consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     assert [(offset, attempts) for offset, _, attempts in await states(house, queue)] == [
         (0, 1), (1, 0), (2, 0), (4, 0), (5, 0),
     ]  # fmt: skip
@@ -102,7 +102,7 @@ async def test_what_is_parked_and_what_dies_is_said(house: House) -> None:
     await house.broker.cursor_writer.drain()
     assert await states(house, queue) == expected
     consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     assert await states(house, queue) == expected
 
 
@@ -142,18 +142,20 @@ async def test_what_goes_to_the_dead_letters_is_said(
     await house.publish(queue, [message(0)])
     arrives = asyncio.Event()
 
-    context = next(iter(consumer.slots.values()))._context
+    context = next(iter(consumer.owned_partitions.values()))._context
     move = context.move
 
-    async def later(slot: OwnedPartition) -> None:
+    async def later(owned: OwnedPartition) -> None:
         await arrives.wait()
-        await move(slot)
+        await move(owned)
 
     monkeypatch.setattr(context, "move", later)
     consumer.nack(delivery((await session.take(1))[0][0]), 0, None)
     assert await states(house, queue) == [(0, "dying", 1)]
     arrives.set()
-    await eventually(lambda: not next(iter(consumer.slots.values())).delivery.waiting.dead_count)
+    await eventually(
+        lambda: not next(iter(consumer.owned_partitions.values())).delivery.waiting.dead_count
+    )
     assert await states(house, queue) == []
 
 

@@ -123,8 +123,8 @@ async def test_what_a_seek_takes_from_a_side_line_is_open_in_the_epoch_that_it_e
     consumer.nack(delivery(place), 0, None)
     consumer.grant(10)
     *_, (place, _, _) = await session.take(2)
-    (slot,) = consumer.slots.values()
-    await eventually(lambda: slot.delivery.line_counts()[2] == 2)
+    (owned,) = consumer.owned_partitions.values()
+    await eventually(lambda: owned.delivery.line_counts()[2] == 2)
     storage, read_side = house.broker.storage, house.broker.storage.read_side
 
     async def late(*args: Any) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ async def test_what_a_seek_takes_from_a_side_line_is_open_in_the_epoch_that_it_e
 
     monkeypatch.setattr(storage, "read_side", late)
     consumer.ack(delivery(place), [], None)
-    await eventually(lambda: slot.delivery.line_counts()[2] == 0)
+    await eventually(lambda: owned.delivery.line_counts()[2] == 0)
     await house.broker.upkeep.seek(ANYBODY, queue, group.name, "earliest")
     assert stood(logged)[:2] == [("owned", 0, 0), ("released", 3, 2)]
 
@@ -167,17 +167,17 @@ async def test_what_a_partition_that_moves_does_not_pass_is_not_gone(
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, [message(n, key) for n, key in enumerate("ab")])
     places = [place for place, _, _ in await session.take(2)]
-    (slot,) = consumer.slots.values()
+    (owned,) = consumer.owned_partitions.values()
 
     def lost(_: object, offset: int) -> tuple[None]:
-        slot.drain(asyncio.get_running_loop().time() + 60)
+        owned.drain(asyncio.get_running_loop().time() + 60)
         return (None,)
 
     monkeypatch.setattr(LogPrefetch, "line", lost)
     consumer.nack(delivery(places[0]), 0, None)
-    await eventually(lambda: slot.delivery.draining)
+    await eventually(lambda: owned.delivery.draining)
     assert await house.confirm(consumer, delivery(places[1])) == (1, 0)
-    await eventually(lambda: slot.ended)
+    await eventually(lambda: owned.ended)
     assert stood(logged)[:2] == [("owned", 0, 0), ("released", 2, 1)]
     assert gone(logged) == []
 

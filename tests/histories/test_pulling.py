@@ -266,7 +266,9 @@ async def test_pulls_share_a_group_with_sessions_and_leave_it(
     session, consumer = await house.subscribe(queue, group)
     await pull(house, queue, group, wait_s=0)
     runtime = house.broker.groups.runtimes[group.group_id]
-    await eventually(lambda: len(runtime.slots) == 4 and len(consumer.slots) == 2)
+    await eventually(
+        lambda: len(runtime.owned_partitions) == 4 and len(consumer.owned_partitions) == 2
+    )
     owned = [number for number, name in runtime.assignment.items() if name == "pulls"]
     assert len(owned) == 2
 
@@ -282,12 +284,18 @@ async def test_pulls_share_a_group_with_sessions_and_leave_it(
     *settled, held = pulled
     await house.broker.pulls.ack(queue, group, [one.receipt for one in settled])
     await eventually(lambda: "pulls" not in runtime.members)
-    epochs = {number: slot.delivery.epoch for number, slot in consumer.slots.items()}
-    (still,) = [n for n, s in runtime.slots.items() if s.delivery.leases.open_count and n in owned]
+    epochs = {number: owned.delivery.epoch for number, owned in consumer.owned_partitions.items()}
+    (still,) = [
+        n
+        for n, s in runtime.owned_partitions.items()
+        if s.delivery.leases.open_count and n in owned
+    ]
     assert still == held.partition  # it drains
     assert (await house.broker.pulls.ack(queue, group, [held.receipt])).settled == 1
-    await eventually(lambda: len(consumer.slots) == 4)
-    assert all(consumer.slots[number].delivery.epoch == epochs[number] for number in epochs)
+    await eventually(lambda: len(consumer.owned_partitions) == 4)
+    assert all(
+        consumer.owned_partitions[number].delivery.epoch == epochs[number] for number in epochs
+    )
     await house.publish(queue, [message(n, f"k{n}") for n in range(40, 80)])
     await session.until(lambda: len(session.bodies) == 80 - len(pulled))
     assert sorted([*session.bodies, *bodies(pulled)]) == list(range(80))

@@ -24,7 +24,7 @@ async def test_a_group_that_was_purged_goes_on_with_what_comes_then(house: House
     assert await purge(house, queue, "billing") == 5
     assert await house.lag(queue, group) == 0
     assert await house.lag(queue, other) == 5
-    await eventually(lambda: consumer.slots)
+    await eventually(lambda: consumer.owned_partitions)
     assert await house.confirm(consumer, delivery(given[1][0])) == (0, 1)
     consumer.grant(100)
     await house.publish(queue, numbered(2, first=5))

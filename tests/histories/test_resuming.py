@@ -229,8 +229,8 @@ async def test_what_returned_meanwhile_is_revoked(house: House) -> None:
     client.session.on_transport_lost()
     back = client.again()
     back.resume()
-    slot = next(iter(house.broker.groups.runtimes.values())).slots[0]
-    await eventually(lambda: not slot.delivery.leases.open_count)
+    owned = next(iter(house.broker.groups.runtimes.values())).owned_partitions[0]
+    await eventually(lambda: not owned.delivery.leases.open_count)
     assert back.hold(1, delivery(place))["revoked"] == delivery(place)
     assert [body for _, body, _ in await back.given(1)] == [0]
 

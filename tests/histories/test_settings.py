@@ -75,7 +75,7 @@ async def settled(house: House, count: int, *, leaves: bool = True) -> Group:
         await house.confirm(consumer, delivery(place))
     if leaves:
         consumer.leave()
-        await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+        await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     return group
 
 
@@ -225,7 +225,7 @@ async def two_of_three_nacked(house: House) -> None:
     for place, _, _ in (await session.take(3))[:2]:
         consumer.nack(delivery(place), 3600, None)
     consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     await house.broker.cursor_writer.drain()
 
 
@@ -313,7 +313,7 @@ async def test_a_group_that_is_to_expire_says_what_goes_with_it(
     await session.take(3)
     assert (await http.patch(GROUP, json={"expires_s": 60})).status_code == 200
     consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     assert (await http.patch(GROUP, json={"expires_s": 70})).status_code == 200
     await refused(http, GROUP, {"expires_s": 30.0}, 3, deleted=3, dead_lettered=0)
 
@@ -413,7 +413,7 @@ async def test_a_seek_counts_messages_set_aside(house: House, http: httpx2.Async
         if place[3] > 2:
             await house.confirm(consumer, delivery(place))
     consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
     await told(house, http, seeking(http, "latest"), 3, keeps=0)
 
 

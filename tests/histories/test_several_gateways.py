@@ -96,7 +96,9 @@ async def test_consumers_that_join_together_are_one_write(town: Town) -> None:
     await becomes(lambda: len(two.runtime(group).row.members) == 152)
     for consumer in back[1::2]:
         consumer.leave()
-    await becomes(lambda: len(two.runtime(group).row.members) == 2 and len(owner.slots) == 4)
+    await becomes(
+        lambda: len(two.runtime(group).row.members) == 2 and len(owner.owned_partitions) == 4
+    )
 
 
 @town()
@@ -373,7 +375,9 @@ async def test_who_follows_somebody_whose_start_was_not_answered_adopts_nothing(
     is_lost = False
     await town.shared(group, one)
     assert len({*tokens}) == 4
-    assert [slot.delivery.before.epoch for slot in one.runtime(group).slots.values()] == [None] * 2
+    assert [
+        owned.delivery.before.epoch for owned in one.runtime(group).owned_partitions.values()
+    ] == [None] * 2
     one.runtime(group).fence()
     await town.shared(group, one)
     assert len({*tokens}) == 6
@@ -668,7 +672,7 @@ async def test_parked_keys_are_decided_through_any_gateway(town: Town) -> None:
     explained = await two.broker.explainer.explain(ANYBODY, two.find(), "k0", "billing", "")
     assert explained.groups[0].also == ["elsewhere"]
     consumer.leave()
-    await becomes(lambda: not one.runtime(group).slots)
+    await becomes(lambda: not one.runtime(group).owned_partitions)
     await asyncio.sleep(1)
     decided = await two.broker.parking.decide(two.find(), group, "skip", every)
     assert len(decided.keys) == 1

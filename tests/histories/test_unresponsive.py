@@ -35,7 +35,7 @@ async def both(house: MadHouse, queue: Queue, group: Group) -> tuple[Any, ...]:
     """Subscribe two sessions, each with half of the partitions."""
     frozen, one = await house.subscribe(queue, group)
     working, two = await house.subscribe(queue, group)
-    await becomes(lambda: len(one.slots) == len(two.slots) == 2)
+    await becomes(lambda: len(one.owned_partitions) == len(two.owned_partitions) == 2)
     return frozen, one, working, two
 
 
@@ -63,7 +63,7 @@ async def test_a_frozen_page_loses_its_partitions_to_those_who_work(house: MadHo
     work = asyncio.create_task(works(working, two))
     await house.publish(queue, [message(n, f"k{n}") for n in range(40)])
     assert await becomes(lambda: len(distinct(working)) == 40) < GIVEN_UP_S
-    assert (one.slots, set(two.slots)) == ({}, {0, 1, 2, 3})
+    assert (one.owned_partitions, set(two.owned_partitions)) == ({}, {0, 1, 2, 3})
     assert one.is_unresponsive
     assert one.described().unresponsive
     assert one.subscription_facts().unresponsive
@@ -95,15 +95,15 @@ def test_its_next_sign_brings_it_back(sign: str, tmp_path: Any) -> None:
         frozen, one, working, two = await both(house, queue, group)
         work = asyncio.create_task(works(working, two))
         await house.publish(queue, [message(n, f"k{n}") for n in range(40)])
-        await becomes(lambda: not one.slots)
+        await becomes(lambda: not one.owned_partitions)
         SIGNS[sign](one, delivery(frozen.given[0][0]))
-        await becomes(lambda: len(one.slots) == len(two.slots) == 2)
+        await becomes(lambda: len(one.owned_partitions) == len(two.owned_partitions) == 2)
         assert not one.is_unresponsive
         thawed = asyncio.create_task(works(frozen, one))
         await house.publish(queue, [message(n, f"k{n}") for n in range(40, 80)])
         await becomes(lambda: len(distinct(working) | distinct(frozen)) == 80)
         await asyncio.sleep(3 * LEASE_S)
-        assert len(one.slots) == 2
+        assert len(one.owned_partitions) == 2
         for task in (work, thawed):
             task.cancel()
 
@@ -122,7 +122,7 @@ async def test_who_acks_one_of_many_in_each_lease_is_not_given_up(house: MadHous
     for _ in range(10):
         await asyncio.sleep(0.9 * LEASE_S)
         one.ack(delivery(slow.given[-1][0]), [], None)
-        assert len(one.slots) == 2
+        assert len(one.owned_partitions) == 2
     assert not one.is_unresponsive
     work.cancel()
 
@@ -136,13 +136,13 @@ async def test_the_only_consumer_keeps_its_partitions_until_another_one_comes(
     await house.publish(queue, [message(n, f"k{n}") for n in range(40)])
     await becomes(lambda: one.is_unresponsive)
     await asyncio.sleep(3 * LEASE_S)
-    assert len(one.slots) == 4
+    assert len(one.owned_partitions) == 4
     working, two = await house.subscribe(queue, group)
     work = asyncio.create_task(works(working, two))
     assert await becomes(lambda: len(distinct(working)) == 40) < LEASE_S + 2
-    assert not one.slots
+    assert not one.owned_partitions
     two.leave()
-    await becomes(lambda: len(one.slots) == 4)
+    await becomes(lambda: len(one.owned_partitions) == 4)
     work.cancel()
     assert frozen.given
 
@@ -154,7 +154,7 @@ async def test_where_nobody_works_nobody_loses_anything(house: MadHouse) -> None
     _, one, _, two = await both(house, queue, group)
     await house.publish(queue, [message(n, f"k{n}") for n in range(40)])
     await becomes(lambda: one.is_unresponsive and two.is_unresponsive)
-    await becomes(lambda: len(one.slots) == len(two.slots) == 2)
+    await becomes(lambda: len(one.owned_partitions) == len(two.owned_partitions) == 2)
     generation = house.broker.groups.runtimes[group.group_id].row.generation
     await asyncio.sleep(10 * LEASE_S)
     assert house.broker.groups.runtimes[group.group_id].row.generation == generation
@@ -218,7 +218,7 @@ async def test_who_never_says_what_it_holds_loses_its_partitions(
     assert sorted(await rival.get(10)) == list(range(10))
     assert await back.held(*delivery(place)) == delivery(place)
     assert not any(one.is_unresponsive for one in runtime_of(house).members.values())
-    worker: Any = next(one for one in runtime_of(house).members.values() if one.slots)
+    worker: Any = next(one for one in runtime_of(house).members.values() if one.owned_partitions)
     worker.ack([one for given, _, _ in rival.given for one in delivery(given)], [], None)
 
 
@@ -246,7 +246,7 @@ async def resumed(house: MadHouse, queue: Queue, group: Group) -> tuple[Any, ...
     await client.join()
     rival, two = await house.subscribe(queue, group)
     (one,) = [c for c in house.broker.groups.runtimes[group.group_id].members.values() if c != two]
-    await becomes(lambda: len(one.slots) == len(two.slots) == 2)
+    await becomes(lambda: len(one.owned_partitions) == len(two.owned_partitions) == 2)
     client.session.on_transport_lost()
     again = client.again()
     again.resume()
@@ -264,8 +264,8 @@ async def test_a_session_that_is_resumed_and_says_nothing_loses_its_partitions(
     for part in range(3):
         await asyncio.sleep(0.9 * limits.HELD_TIMEOUT_S)
         assert again.hold(0, [[0, 1, 1, part, part]], more=True)["type"] == "ok"
-    assert len(one.slots) == 2
-    assert await becomes(lambda: len(two.slots) == 4) < limits.HELD_TIMEOUT_S + 1
+    assert len(one.owned_partitions) == 2
+    assert await becomes(lambda: len(two.owned_partitions) == 4) < limits.HELD_TIMEOUT_S + 1
     assert one.is_unresponsive
     await house.publish(queue, [message(n, f"k{n}") for n in range(40)])
     await rival.take(40)
@@ -300,7 +300,7 @@ def test_who_begins_a_list_and_does_not_end_it_loses_its_partitions(
                 again.hold(0, PARTS[parts](part), more=True)
 
         saying = asyncio.create_task(says())
-        await becomes(lambda: len(two.slots) == 4, within_s=patience_s + 1)
+        await becomes(lambda: len(two.owned_partitions) == 4, within_s=patience_s + 1)
         assert one.is_unresponsive
         await house.publish(queue, [message(n, f"k{n}") for n in range(40)])
         await rival.take(40)

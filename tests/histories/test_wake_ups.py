@@ -75,7 +75,9 @@ def test_what_another_gateway_appends_during_a_commit_here_is_given_out(tmp_path
         storage.on_certified(broker.publisher.commits.on_certified)  # as Broker.start does
         place = Partition("fast", 0)
         ends: list[int] = []
-        broker.tail.follow(place, lambda one: ends.append(broker.tail.ends[one]))  # as a slot does
+        broker.tail.follow(
+            place, lambda one: ends.append(broker.tail.ends[one])
+        )  # as an owner does
         storage._tails.watch(place)  # as `own` and `read` do
         answered: list[Any] = []
         for name in ("fast", "slow"):

@@ -77,7 +77,8 @@ async def test_a_queue_whose_deleter_gave_up_is_gone_or_not(durable: House) -> N
 
 
 async def test_a_dead_letter_queue_is_whole_though_its_maker_ended(durable: House) -> None:
-    """P1: the slot that needed it first ends in the middle; the next one finds it usable."""
+    """P1: the owned partition that needed it first ends in the middle; the next one finds it
+    usable."""
     for turns in range(12):
         queue = await durable.queue(f"q{turns}")
         await cut_off(lambda: durable.broker._dead_letter_queue(queue), turns)  # noqa: B023

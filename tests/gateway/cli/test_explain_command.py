@@ -70,7 +70,7 @@ async def test_the_sdk_lists_page_by_page(house: House, queue: Queue, http: tocs
         await house.group(queue, f"g{number:03}")
     assert len((await http.explain("orders", "user-7"))["groups"]) == 121
     consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
 
 
 async def test_the_sdk_lists_sessions(house: House) -> None:

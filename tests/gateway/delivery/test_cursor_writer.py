@@ -115,7 +115,7 @@ async def test_a_place_that_is_lost_answers_for_no_other(
     answers: list[Settlement] = []
     for place, _, _ in given:
         consumer.ack(delivery(place), [], None)
-    lost, kept = consumer.slots[0], consumer.slots[1]
+    lost, kept = consumer.owned_partitions[0], consumer.owned_partitions[1]
     consumer.ack([], [], answers.append)
     await eventually(lambda: sorted(begun) == [0, 1])
     try:

@@ -41,15 +41,15 @@ async def test_a_move_that_is_repeated_is_one_letter(
     await house.publish(queue, [message("dead")])
     for count in range(3):
         _, consumer = await house.subscribe(queue, group, credit=0)
-        await eventually(partial(len, consumer.slots))
-        (slot,) = consumer.slots.values()
+        await eventually(partial(len, consumer.owned_partitions))
+        (owned,) = consumer.owned_partitions.values()
         if count < 2:
-            monkeypatch.setattr(slot, "dead_lettered", lambda letters: None)
+            monkeypatch.setattr(owned, "dead_lettered", lambda letters: None)
         if not count:
-            slot.evict(1)
+            owned.evict(1)
         await eventually(partial(commits_are, house, 2 + count))
         consumer.leave()
-    await eventually(lambda: not slot.delivery.waiting.dead_count)
+    await eventually(lambda: not owned.delivery.waiting.dead_count)
     assert house.broker.dead_letters.moved_total == 1
     assert house.broker.counting.group(group.group_id).dead_lettered == 1
     session, _ = await house.read(house.find("orders.dead-letters"), start="earliest")

@@ -87,7 +87,9 @@ async def test_a_round_that_fails_is_not_the_last(
     monkeypatch.setattr(hasty.memory, "trim", broken)
     await hasty.confirm(consumer, delivery(place))
     await eventually(lambda: "trimming was cut off" in caplog.text)
-    hasty.broker.janitor.touched(place_of := next(iter(consumer.slots.values())).partition)
+    owned = next(iter(consumer.owned_partitions.values()))
+    place_of = owned.partition
+    hasty.broker.janitor.touched(place_of)
     memory = hasty.memory._queues[place_of.queue_id][0]
     await eventually(lambda: memory.log.messages == 0)
 
@@ -117,7 +119,8 @@ async def test_a_group_with_a_consumer_is_not_abandoned(house: House) -> None:
     await expiry.look(now=began - 99)
     _, first = await house.subscribe(queue, group)
     _, second = await house.subscribe(queue, group)
-    await eventually(lambda: bool(first.slots and second.slots))  # two pages are two consumers
+    # Two pages are two consumers.
+    await eventually(lambda: bool(first.owned_partitions and second.owned_partitions))
     house.broker.groups.runtimes[group.group_id].left_at -= 1000  # the first one came long ago
     await expiry.look(now=began + 200)
     first.leave()

@@ -1,4 +1,4 @@
-"""What slots read ahead, all together (P9)."""
+"""The owned partitions read ahead, all together (P9)."""
 
 import asyncio
 from pathlib import Path

@@ -244,8 +244,8 @@ async def is_put_off(house: House, *, by_s: float) -> None:
     pushes = [
         push
         for member in runtime.members.values()
-        for slot in member.slots.values()
-        for push in slot.delivery.leases.pushes.values()
+        for owned in member.owned_partitions.values()
+        for push in owned.delivery.leases.pushes.values()
     ]
     await eventually(lambda: any(push.due_at > push.given_at + by_s for push in pushes))
 
