@@ -4,8 +4,8 @@ A connection shows the address of its other end. If that is a trusted proxy, the
 adds name the client behind it. From anybody else these headers are not read.
 
     X-Forwarded-For     each proxy appends its caller's address. From the right, the first address
-                        that is no trusted proxy is the client: the addresses left of it are claims
-                        of that client. (RFC 7239, section 8.1, has the reasons.)
+                        that is no trusted proxy is the client, because the addresses left of it are
+                        claims of that client. (RFC 7239, section 8.1, has the reasons.)
     X-Forwarded-Proto   https only if every value says so: one plain hop is enough to be read
 
 Limits count an address under its name (`name_of`). The kernel knows how much of the data sent to it
@@ -41,7 +41,7 @@ class ClientAddress(NamedTuple):
     text: str
     """An IP address in its canonical form, without a port; empty if unknown."""
     is_tls: bool
-    """Whether nobody between the client and us, or our trusted proxy, could read along."""
+    """Whether the connection between the client and us, or our trusted proxy, is encrypted."""
     certificate_name: str | None = None
     """Name in the client certificate that was verified; None if there was none."""
 
@@ -50,9 +50,9 @@ UNKNOWN: Final = ClientAddress("", False)
 
 
 class Addresses:
-    """Decides which proxies are trusted. `certificate_header`: the header of theirs that holds the
-    name of a verified client certificate; None for none. `is_plain_allowed`: whether every machine
-    may come without TLS; otherwise only trusted proxies and this machine may."""
+    """Decide which proxies are trusted. `certificate_header`: their header that holds the name of a
+    verified client certificate; None for none. `is_plain_allowed`: whether every machine may
+    connect without TLS; otherwise only trusted proxies and this machine may."""
 
     __slots__ = ("_certificate_header", "_is_plain_allowed", "_trusted")
 
@@ -68,12 +68,12 @@ class Addresses:
         self._is_plain_allowed = is_plain_allowed
 
     def trusts(self, peer: ClientAddress) -> bool:
-        """Whether the headers of this peer are to be believed."""
+        """Whether this peer is a trusted proxy, whose headers count."""
         address = parse_address(peer.text)
         return address is not None and self._is_trusted(address)
 
     def may_enter(self, peer: ClientAddress) -> bool:
-        """Whether this peer may talk to us with or without TLS as it does."""
+        """Whether this peer may connect as it does, with or without TLS."""
         if peer.is_tls or self._is_plain_allowed or not peer.text:
             return True
         address = parse_address(peer.text)
@@ -233,8 +233,8 @@ one each time."""
 @lru_cache(maxsize=4096)
 def name_of(text: str) -> str | None:
     """Return the name under which this address is counted; None if it is not counted. Loopback and
-    Unix sockets are this machine, whose programs share one address: one of them must not use up the
-    limits of the others."""
+    Unix sockets are this machine, whose programs share one address, and one of them must not use up
+    the limits of the others."""
     address = parse_address(text)
     if address is None or address.is_loopback:
         return None

@@ -73,7 +73,7 @@ def check_coding(headers: Headers, http_version: str) -> None:
         shown = codings.decode("ascii", "replace")[:100]
         raise Refused(
             "unsupported_encoding",
-            f"Transfer-Encoding: {shown} is not read here; send Content-Length, or chunked alone",
+            f"Transfer-Encoding: {shown} is not supported. Send Content-Length, or only chunked",
         )
 
 
@@ -142,7 +142,7 @@ class BodyFraming:
 
     def _chunk_end(self, line: bytes) -> None:
         if line:
-            raise _no_chunks("a chunk is longer than it says")
+            raise _no_chunks("a chunk is longer than its size")
         self._expects = self._chunk_line
 
     def _trailer(self, line: bytes) -> None:
@@ -150,7 +150,7 @@ class BodyFraming:
         if not line:
             self._expects = None
         elif self._trailer_bytes > TRAILER_BYTES_MAX or _TRAILER_LINE.fullmatch(line) is None:
-            raise _no_chunks("what stands behind it are no trailers")
+            raise _no_chunks("it is not followed by valid trailers")
 
 
 def _no_chunks(why: str) -> Refused:
@@ -158,8 +158,8 @@ def _no_chunks(why: str) -> Refused:
 
 
 class Flow(FlowControl):
-    """Decides when a socket is read: when the application wants more of a body, and it is its
-    turn."""
+    """Decide when a socket is read, which is when the application wants more of a body, and it is
+    the socket's turn."""
 
     def __init__(self, transport: asyncio.Transport, large_reads: LargeReadGate) -> None:
         super().__init__(transport)
@@ -205,7 +205,10 @@ WEBSOCKET_PATH: Final = "/v1/ws"
 PART_BYTES_MIN = 4096
 """Bytes of a body that are handed on before all of it has come. The incomplete bytes of a smaller
 part are counted nowhere."""
-_PLAIN = "other machines talk to this broker over TLS, or through its proxy: https:// and wss://"
+_PLAIN = (
+    "other machines must connect to this broker over TLS or through its proxy, with https:// and "
+    "wss://"
+)
 
 
 class _Phase(enum.Enum):
@@ -342,7 +345,8 @@ class Http11Protocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserError:
-                self._refuse(self._refusal or Refused("invalid_request", "this is no HTTP request"))
+                detail = "this is not a valid HTTP/1.1 request"
+                self._refuse(self._refusal or Refused("invalid_request", detail))
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 data = data[upgrade.args[0] :]
@@ -366,7 +370,7 @@ class Http11Protocol(HttpToolsProtocol):
 
     def _upgrade(self, early: bytes) -> None:
         if not self._is_idle():
-            detail = "a WebSocket handshake waits for the answers to the requests before it"
+            detail = "wait for the answers to earlier requests before a WebSocket handshake"
             self._refuse(Refused("invalid_request", detail))
             return
         self._early = early
@@ -428,7 +432,8 @@ class Http11Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Note the first byte of a request."""
         if len(self.pipeline) >= self.pipelined_max:
-            self._stop(Refused("too_many", f"at most {self.pipelined_max} pipelined requests"))
+            detail = f"at most {self.pipelined_max} requests may be pipelined: wait for answers"
+            self._stop(Refused("too_many", detail))
         super().on_message_begin()
         self._has_begun = True
         self._header_bytes = self._unparsed_bytes = 0
@@ -466,7 +471,7 @@ class Http11Protocol(HttpToolsProtocol):
         read."""
         version = self.parser.get_http_version()
         if self.parser.get_method() == b"CONNECT":
-            self._stop(Refused("method_not_allowed", "this is a broker, and no proxy"))
+            self._stop(Refused("method_not_allowed", "CONNECT is for proxies; this is a broker"))
         try:
             check_coding(self.headers, version)
         except Refused as error:
@@ -529,7 +534,7 @@ class Http11Protocol(HttpToolsProtocol):
 
     def _header_too_large(self) -> Refused:
         return Refused(
-            "header_too_large", f"a request header has at most {self.header_bytes_max} bytes"
+            "header_too_large", f"a request header may have at most {self.header_bytes_max} bytes"
         )
 
     def _is_idle(self) -> bool:
@@ -575,8 +580,8 @@ class Http11Protocol(HttpToolsProtocol):
             return
         else:
             why = (
-                f"the body was not complete within {self.body_timeout_s:g} s, and did not go on "
-                f"at {limits.SLOWEST_BYTES_PER_S} bytes a second"
+                f"the body was not complete within {self.body_timeout_s:g} s, and came slower than "
+                f"{limits.SLOWEST_BYTES_PER_S} bytes a second"
             )
         self._refuse(Refused("request_timeout", why))
 

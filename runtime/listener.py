@@ -1,11 +1,12 @@
-"""Listening: uvicorn as a part of our process instead of its master.
+"""Listener: uvicorn as a part of our process instead of its master.
 
 uvicorn's Server expects to own the signals and the process. Here it is one of two (the gateway's
 port and the admin socket), which start, close and finish when we say so.
 
 Connections are accepted a few at a time, in turns with all others that begin something. The event
 loop's own server accepts all waiting connections whenever it looks. After an interruption of the
-network that is a whole fleet, and nobody is served meanwhile. Here they wait in the kernel (P9).
+network that is a whole fleet, and no other client is served meanwhile. Here they wait in the kernel
+(P9).
 """
 
 import asyncio
@@ -88,7 +89,7 @@ class Accepting:
             except OSError as error:
                 if error.errno not in _SHORT:
                     raise
-                _LOG.error("no connection is accepted for %g s: %s", PAUSE_S, error.strerror)
+                _LOG.error("no connections are accepted for %g s: %s", PAUSE_S, error.strerror)
                 self._loop.call_later(PAUSE_S, self._look)
                 return
             opening = self._loop.create_task(self._open(accepted))
@@ -106,7 +107,7 @@ class Accepting:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(self._protocol, accepted, **self._tls)
         except OSError as error:  # ssl.SSLError among them: it left, or does not speak TLS
-            _LOG.debug("a connection did not come to be: %s", error)
+            _LOG.debug("a connection could not be opened: %s", error)
             accepted.close()
 
     def _ended(self, accepted: socket.socket, opening: asyncio.Task[None]) -> None:
@@ -136,7 +137,10 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (socket.gaierror, UnicodeError) as error:
-        raise StartError(f"TOCSIN_HOST is {host!r}, which is no address: {error}.") from None
+        raise StartError(
+            f"TOCSIN_HOST is {host!r}, which is no address ({error}). Set it to a host name or "
+            "address of this machine."
+        ) from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT after a restart
@@ -150,13 +154,16 @@ def bind(host: str, port: int) -> socket.socket:
 def _refusal(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
-            f"Port {port} of {host} is taken by another process; stop that one, or choose another "
-            "port with TOCSIN_PORT or --port (0: any free one)."
+            f"Port {port} of {host} is used by another process. Stop that process, or choose "
+            "another port with TOCSIN_PORT or --port (0 for any free one)."
         )
     if error.errno == errno.EACCES:
-        return f"Port {port} needs more rights than this process has; choose one above 1023."
+        return f"Port {port} needs more rights than this process has. Choose one above 1023."
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"TOCSIN_HOST is {host!r}, which is no address of this machine."
+        return (
+            f"TOCSIN_HOST is {host!r}, which is no address of this machine. Set it to one that is, "
+            "or to 0.0.0.0 for all."
+        )
     return f"Listening on {host} port {port} failed: {error.strerror or error}."
 
 

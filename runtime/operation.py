@@ -1,5 +1,5 @@
 """Requests and answers of any HTTP interface: bounded reading of bodies, JSON, and the health
-answers for supervisors. It knows neither queues nor users."""
+answers for supervisors. The module knows neither queues nor users."""
 
 from typing import Final, TypeVar
 
@@ -18,13 +18,14 @@ T = TypeVar("T")
 
 
 class Health(msgspec.Struct):
-    """The process answers."""
+    """The answer of /healthz, which shows that the process answers."""
 
     status: str
 
 
 class Readiness(msgspec.Struct):
-    """`not_ready` has a sentence for each thing that is not ready; empty: send traffic here."""
+    """The answer of /readyz. `not_ready` has a sentence for each thing that is not ready. If it is
+    empty, the process takes traffic."""
 
     ready: bool
     not_ready: list[str]
@@ -68,8 +69,8 @@ def json_text(request: Request, body: bytes) -> bytes:
     if not body and _announces_body(request):
         raise Refused(
             "invalid_json",
-            "the body is empty although the header announces one; send {} to mean the defaults, or "
-            "no Content-Type and no Transfer-Encoding",
+            "the body is empty, but the header announces one. For the defaults send {}, or leave "
+            "out Content-Type and Transfer-Encoding",
         )
     return body or b"{}"
 
@@ -82,8 +83,8 @@ def _check_encoding(request: Request) -> None:
         if coding.strip() not in ("", "identity"):
             raise Refused(
                 "unsupported_encoding",
-                f"Content-Encoding: {coding.strip()[:100]} is not read here; send the body as it "
-                "is (identity)",
+                f"Content-Encoding: {coding.strip()[:100]} is not supported. Send the body "
+                "uncompressed (identity)",
             )
 
 
@@ -140,11 +141,13 @@ class _Body:
 
 
 def _too_much() -> Refused:
-    return Refused("overloaded", "too many requests are not complete", retry_after_s=1.0)
+    return Refused(
+        "overloaded", "too many requests are incomplete: try again later", retry_after_s=1.0
+    )
 
 
 def _too_large(bytes_max: int) -> Refused:
-    return Refused("request_too_large", f"a request body has at most {bytes_max} bytes here")
+    return Refused("request_too_large", f"this request body may have at most {bytes_max} bytes")
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

@@ -119,8 +119,8 @@ def _whole_seconds(after_s: float) -> str:
 
 # enforces: P12
 def from_exception(error: Exception) -> Response | None:
-    """Return the answer for an exception from the handling of a request; None if nobody is there to
-    read it. An unexpected exception is logged here, and nowhere else."""
+    """Return the answer for an exception from the handling of a request; None if the client is
+    gone. An unexpected exception is logged here, and nowhere else."""
     found = refusal(error)
     if found is None:
         return None

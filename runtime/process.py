@@ -43,7 +43,7 @@ def listen_to_signals(stopping: asyncio.Event) -> None:
 
     def caught(number: int) -> None:
         if stopping.is_set():
-            logger.warning("a second signal: ending at once")
+            logger.warning("received a second signal, ending at once")
             _exit(128 + number)
         stopping.set()
 
@@ -72,7 +72,11 @@ async def opened_unless(
 
 def end_at_once(reason: str) -> None:
     """End without another write (R31). Works in any thread."""
-    logger.critical("the storage cannot go on: %s; exit %d, start anew", reason, EXIT_FATAL)
+    logger.critical(
+        "the storage cannot go on: %s. The process ends with exit code %d; start it anew",
+        reason,
+        EXIT_FATAL,
+    )
     _exit(EXIT_FATAL)
 
 

@@ -52,13 +52,13 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 def load_context(files: CertificateFiles, *, wall: float) -> ssl.SSLContext:
-    """Return a server's context: TLS 1.2 or newer, or 1.3 if clients may show certificates. TLS 1.2
-    would send these in the clear and would not look at them again when a session is resumed. Blocks
-    for a few milliseconds. `wall`: unix seconds.
+    """Return a server's context for TLS 1.2 or newer, or for 1.3 if clients may present
+    certificates. TLS 1.2 would send these in the clear and would not check them again when a
+    session is resumed. Blocks for a few milliseconds. `wall`: unix seconds.
 
     Raises:
         StartError: a file cannot be read, is not what it should be, or the certificate is not valid
-            at this time. A sentence that names the setting.
+            at this time. The text is a sentence that names the setting.
     """
     _check_valid(files.cert, wall)
     _read(files.key, "TOCSIN_TLS_KEY")
@@ -72,8 +72,8 @@ def load_context(files: CertificateFiles, *, wall: float) -> ssl.SSLContext:
         context.load_cert_chain(files.cert, files.key, password=_no_passphrase)
     except _Encrypted:
         raise StartError(
-            f"TOCSIN_TLS_KEY is {files.key}, which wants a passphrase, and nobody is there to be "
-            "asked: write it without one, readable for the broker only."
+            f"TOCSIN_TLS_KEY is {files.key}, which needs a passphrase. Store the key without one, "
+            "in a file that only the broker can read."
         ) from None
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         _refuse_pair(files, error)
@@ -122,13 +122,13 @@ def _check_valid(cert: Path, wall: float) -> None:
     now = datetime.fromtimestamp(wall, UTC)
     if now > leaf.not_valid_after_utc:
         raise StartError(
-            f"TOCSIN_TLS_CERT is {cert}, whose certificate ended on {leaf.not_valid_after_utc}: "
-            "put a new one there, with its key."
+            f"TOCSIN_TLS_CERT is {cert}, whose certificate ended on {leaf.not_valid_after_utc}. "
+            "Replace it by a new one, with its key."
         )
     if now < leaf.not_valid_before_utc:
         raise StartError(
-            f"TOCSIN_TLS_CERT is {cert}, whose certificate begins on {leaf.not_valid_before_utc}: "
-            "is the clock right?"
+            f"TOCSIN_TLS_CERT is {cert}, whose certificate begins on {leaf.not_valid_before_utc}. "
+            "Check the clock of this machine, or use another certificate."
         )
 
 
@@ -196,7 +196,7 @@ class Tls:
         try:
             context = await asyncio.to_thread(load_context, self._files, wall=self._wall())
         except StartError as error:
-            logger.error("%s The certificate before goes on.", error)
+            logger.error("%s The former certificate stays in use.", error)
             return
         self._newest = context
-        logger.info("the certificate in %s is served from now on", self._files.cert)
+        logger.info("the certificate in %s is now in use", self._files.cert)

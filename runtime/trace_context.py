@@ -140,8 +140,8 @@ def _carrying(message: Message, more: dict[str, str], size: int) -> Message:
 
 CLOSE_S: Final = 2.0
 MISSING: Final = (
-    "TOCSIN_OTEL is on, and OpenTelemetry is not installed: install the extra 'otel' "
-    "(opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http), or switch it off."
+    "TOCSIN_OTEL is on, but OpenTelemetry is not installed. Install the extra 'otel' "
+    "(opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http), or switch TOCSIN_OTEL off."
 )
 
 

@@ -1,6 +1,7 @@
-"""The hook that is called when storage clusters are too few or too many: a program or an address.
+"""The hook, a program or an address, that is called when there are too few or too many storage
+clusters.
 
-It gets one JSON object: a program on its standard input, an address as the body of a POST. A call
+It gets one JSON object, a program on its standard input, an address as the body of a POST. A call
 succeeds if the program ends with 0, or the address answers with 2xx. Both have HOOK_S. After that
 the call is killed, with everything that it has started, and repeated under the same `number`, by
 which the hook recognizes it. Processes that a program leaves behind when it ends go on.
@@ -27,7 +28,7 @@ _LOG: Final = logging.getLogger("tocsin.manager")
 
 
 class HookFailed(Exception):
-    """Error: the call failed; a sentence for the log."""
+    """Error of a call. The text is a sentence for the log."""
 
 
 class ScaleHook:
@@ -108,9 +109,9 @@ def _shown(url: str) -> str:
 
 
 class _Post:
-    """A request in a thread of its own, for which nobody waits: when its time is over, a hanging
-    connection, or one that sends a byte now and then, is closed. Redirections are not followed,
-    certificates are checked."""
+    """A request in a thread of its own. When its time is over, the caller goes on, and a connection
+    that hangs, or sends a byte now and then, is closed. Redirections are not followed, certificates
+    are checked."""
 
     def __init__(self, url: str, within_s: float) -> None:
         parts = urlsplit(url)

@@ -235,7 +235,7 @@ PATH = "/metrics"
 
 
 def shows(headers: list[tuple[bytes, bytes]], token: str) -> bool:
-    """Whether a request shows this token; compared in constant time."""
+    """Whether a request presents this token. It is compared in constant time."""
     said = dict(headers).get(b"authorization", b"")
     return hmac.compare_digest(said, b"Bearer " + token.encode())
 
@@ -257,7 +257,7 @@ def scrape(collect: Collect) -> Route:
 
 
 def application(collect: Collect, token: str | None) -> ASGIApp:
-    """Make an application with /metrics and /healthz alone. With `token` None everybody may
+    """Make an application with /metrics and /healthz only. Without a `token` every client may
     scrape."""
 
     async def healthz(request: Request) -> Response:
@@ -270,14 +270,17 @@ def application(collect: Collect, token: str | None) -> ASGIApp:
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = guarded  # the router then raises 404 and 405
         if token is not None and scope["path"] == PATH and not shows(scope["headers"], token):
-            raise Refused("unauthorized", "show the token of TOCSIN_METRICS_TOKEN")
+            raise Refused(
+                "unauthorized",
+                "present the token of TOCSIN_METRICS_TOKEN: Authorization: Bearer <token>",
+            )
         await router(scope, receive, send)
 
     return Problems(guarded)
 
 
 class MetricsServer:
-    """A port for metrics alone. Without a token it must be reachable from this machine only, which
+    """A port for metrics only. Without a token it must be reachable only from this machine, which
     the caller checks."""
 
     def __init__(self, host: str, port: int, collect: Collect, token: str | None) -> None:

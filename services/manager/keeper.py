@@ -1,7 +1,7 @@
-"""A manager's duty in one storage cluster: which of its servers could be elected.
+"""A manager's duty in one storage cluster, to decide which of its servers may be elected.
 
-It looks at all of them, has `services.manager.rules.election` decide, carries the acts out, and
-reports what it saw.
+The duty looks at all of them, lets `services.manager.rules.election` decide, carries the acts out,
+and reports what it saw.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _LOG: Final = logging.getLogger("tocsin.manager")
 
 
 class ServerTold(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, for people. `state`: in one word; `since_s`: how long the primary has received
+    """A server, for people. `state`: one word; `since_s`: time for which the primary has received
     nothing from it; `behind_bytes`: part of the stream of writes that it has not confirmed."""
 
     address: str
@@ -154,7 +154,7 @@ class ClusterKeeper:
             if line not in self._said:
                 _LOG.warning("%s: %s", self.name, line)
         if self._said and not said:
-            _LOG.info("%s: all that is counted is there", self.name)
+            _LOG.info("%s: all counted replicas are there", self.name)
         self._said = list(said)
 
     def _report_of(self, view: ShardView, leader: Leader) -> ClusterTold:

@@ -51,11 +51,15 @@ class Leader:
         return self._leading.stood_still_s
 
     def on_superseded(self, term: int) -> None:
-        _LOG.warning("another manager has acted under the term %d: this one takes a higher", term)
+        _LOG.warning(
+            "another manager has acted under the term %d, so this one takes a higher term", term
+        )
         self._leading.on_superseded(term)
 
     def give_way(self) -> None:
-        _LOG.warning("this manager is held up, and lets another one lead that may reach more")
+        _LOG.warning(
+            "this manager cannot reach all servers, and lets another one lead that may reach more"
+        )
         self._leading.give_way(now=asyncio.get_running_loop().time())
 
     def start(self) -> None:
@@ -74,7 +78,7 @@ class Leader:
             async with asyncio.timeout(_LAST_WORDS_S):
                 await self._let_go()
         except (TimeoutError, TocsinError):
-            _LOG.info("the other managers find out themselves that this one has gone")
+            _LOG.info("the other managers will notice by themselves that this one has gone")
 
     async def _let_go(self) -> None:
         """Release the row. The beat that was under way when the task ended may be written, or not,
@@ -115,7 +119,7 @@ class Leader:
             try:
                 row = await self._row.ask(change)
             except TocsinError as error:
-                self._say_once(f"nobody can tell who leads: {error.detail}")
+                self._say_once(f"it is unknown which manager leads: {error.detail}")
             except Exception:
                 _LOG.exception("a beat failed: unexpected")  # the next one still comes
             else:

@@ -1,4 +1,4 @@
-"""The process of `tocsin manager serve`: one of several, of which one leads and does the duties.
+"""The process of `tocsin manager serve`, one of several, of which one leads and does the duties.
 
 start    find the catalog's database (the first cluster), and take part
 lead     each duty makes its steps, until this manager leads no more
@@ -123,10 +123,11 @@ class Manager:
         placing: Placing | None = None,
     ) -> "Manager":
         """Make a manager for these clusters (name, where), the first of which has the catalog's
-        database. `away_s`: seconds after which a silent replica is taken out. `placing`: how it
-        looks after the places of partitions; None if it does not.
+        database. `away_s`: seconds after which a silent replica is taken out. `placing`: settings
+        of its care for the places of partitions; None if it has no such duty.
 
-        Raises Refused(storage_unavailable) when it does not answer, or was never provisioned.
+        Raises Refused(storage_unavailable) if the database does not answer, or was never
+        provisioned.
         """
         keepers, unseen = [], []
         for name, target in clusters:
@@ -280,8 +281,8 @@ async def incarnation_of(settings: Settings) -> str:
     if not isinstance(held, bytes):
         raise Refused(
             "storage_unavailable",
-            f"{link.address} has no incarnation: it was emptied, or never provisioned "
-            "(`tocsin admin provision`)",
+            f"{link.address} has no incarnation, because it was emptied, or never provisioned. If "
+            "it is new, run `tocsin admin provision`",
         )
     return held.decode()
 
@@ -302,8 +303,8 @@ async def serve(
 ) -> None:
     """Run the whole life of the process, inside an event loop, until a signal.
 
-    Waits for a database that does not answer. Raises Refused when it is not one for this;
-    StartError when the port for metrics cannot be had.
+    Waits for a database that does not answer. Raises Refused if the database is not one of Tocsin,
+    and StartError if the port for metrics cannot be opened.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -319,7 +320,7 @@ async def serve(
                 raise
             if refused.detail != said:
                 said = refused.detail
-                _LOG.warning("the catalog's database is waited for: %s", said)
+                _LOG.warning("waiting for the catalog's database: %s", said)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AGAIN_S):
                     await stopping.wait()

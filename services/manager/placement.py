@@ -82,7 +82,7 @@ class Catalog(Protocol):
         """Return every tenant's queues."""
 
     def dropped(self) -> list[tuple[str, str | None]]:
-        """Return (queue_id, group_id or None) of what was deleted, perhaps not yet in the
+        """Return (queue_id, group_id or None) of deleted queues and groups that may still be in the
         storage."""
 
     async def forget(self, queue_id: str, group_id: str | None) -> None:
@@ -180,7 +180,7 @@ class OutCluster:
                 level = logging.INFO if facts.state == "well" else logging.WARNING
                 _LOG.log(
                     level,
-                    "the storage cluster %s is %s now: %d of %d bytes are taken%s",
+                    "the storage cluster %s is now %s: %d of %d bytes are used%s",
                     facts.name,
                     facts.state,
                     facts.used_bytes,
@@ -238,9 +238,9 @@ class OutCluster:
             if self._leads() and self._scaling.wish == wish == held:  # else another one led since
                 await self._keep(msgspec.structs.replace(wish, is_told=True))
         except HookFailed as error:
-            _LOG.error("the scale hook has not heard: %s", error)
+            _LOG.error("the scale hook could not be called: %s", error)
         except TocsinError as error:  # it is called again, under the same number
-            _LOG.warning("that the scale hook has heard cannot be kept: %s", error)
+            _LOG.warning("the call of the scale hook could not be recorded: %s", error)
 
     def _on_hook_end(self, task: "asyncio.Task[None]") -> None:
         self._hook_task = None
@@ -264,12 +264,12 @@ class OutCluster:
         else:
             await self._storage.drop_group(group_id, queue_id)
         await self._catalog.forget(queue_id, group_id)
-        _LOG.info("%s was deleted, and nobody had freed what it held", group_id or queue_id)
+        _LOG.info("%s was deleted, and is now freed in the storage", group_id or queue_id)
 
 
 async def _all_of(acts: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Run all acts, one after another, also when one fails: what that one needs may be away for
-    days. Then raises the first TocsinError."""
+    """Run all acts, one after another, even if one fails, because the cause may last for days. Then
+    raises the first TocsinError."""
     failed: TocsinError | None = None
     for act in acts:
         try:
@@ -283,9 +283,9 @@ async def _all_of(acts: Sequence[Callable[[], Awaitable[None]]]) -> None:
 @dataclass(frozen=True, slots=True)
 class Placing:
     """Settings of the care for partitions. `targets`: the clusters, the first of which has the
-    catalog, as a user who may read and write there. `hook`: called when they are too few or too
-    many; None for no hook. `hot_share`: used share of memory from which on a cluster gets no new
-    partition."""
+    catalog, with a user that may read and write there. `hook`: called when there are too few or too
+    many clusters; None for no hook. `hot_share`: used share of memory from which on a cluster gets
+    no new partition."""
 
     targets: Sequence[Target]
     hook: ScaleHook | None = None
@@ -331,8 +331,9 @@ class PlacingDuty:
             if known not in (None, mark.incarnation):  # what it has dropped is elsewhere (R30)
                 raise Refused(
                     "storage_unavailable",
-                    f"{self._targets[0].shown} is of the incarnation {mark.incarnation}, and the "
-                    f"catalog knows {known}: one of the two has been exchanged",
+                    f"{self._targets[0].shown} has the incarnation {mark.incarnation}, but the "
+                    f"catalog knows {known}, so one of the two has been exchanged: put the right "
+                    "one back",
                 )
             others = OtherClusters(self._targets[1:], None, metadata, None)
             home = (self._targets[0].cluster, shard)

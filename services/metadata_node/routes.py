@@ -1,6 +1,6 @@
 """The metadata service over HTTP: the routes of a node, and its metrics.
 
-Answers are JSON, errors problem documents. Every client except supervisors shows the service's
+Answers are JSON, errors problem documents. Every client except supervisors presents the service's
 token, which allows everything with the catalog that a gateway may do.
 """
 
@@ -97,7 +97,10 @@ def application(
         if token is not None and scope["path"] not in PUBLIC:
             wanted = [token, metrics_token] if scope["path"] == METRICS else [token]
             if not any(one is not None and shows(scope["headers"], one) for one in wanted):
-                raise Refused("unauthorized", "the metadata service wants to be shown its token")
+                raise Refused(
+                    "unauthorized",
+                    "present the token of TOCSIN_METADATA_TOKEN: Authorization: Bearer <token>",
+                )
         await router(scope, receive, send)
 
     return metrics.counting(Problems(guarded))
@@ -133,7 +136,7 @@ def _routes(node: Node, shards: Shards) -> list[Route]:
     async def shard(request: Request) -> Response:
         number = request.path_params["number"]
         if not 0 <= number < SHARDS:
-            raise Refused("invalid_request", f"shards are 0 to {SHARDS - 1}")
+            raise Refused("invalid_request", f"the shard must be a number from 0 to {SHARDS - 1}")
         return reply(await shards.shard(number, request.query_params.get("how", "")))
 
     async def change(request: Request) -> Response:
@@ -185,7 +188,7 @@ def _number(request: Request, name: str, kind: Callable[[str], NumberT], most: N
     try:
         value = kind(request.query_params.get(name, "0"))
     except ValueError:
-        raise Refused("invalid_request", f"{name} is no number") from None
+        raise Refused("invalid_request", f"{name} must be a number") from None
     if not 0 <= value <= most:
-        raise Refused("invalid_request", f"{name} is 0 to {most}")
+        raise Refused("invalid_request", f"{name} must be from 0 to {most}")
     return value

@@ -98,7 +98,7 @@ class NodeServer:
                 raise StartError(f"The metadata service cannot start: {why}.") from error
             except OSError as error:
                 folder = settings.config.data_dir
-                raise StartError(f"The data folder {folder} fails: {error}.") from error
+                raise StartError(f"The data folder {folder} cannot be used: {error}.") from error
             metrics = NodeMetrics(node)
             metrics.lag.start()
             opened.callback(metrics.lag.stop)

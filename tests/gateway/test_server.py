@@ -122,7 +122,9 @@ async def test_a_stopped_server_leaves_neither_port_nor_socket(tmp_path: Path) -
 async def test_a_taken_port_is_reported_before_anything_is_opened(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = Config(data_dir=tmp_path / "data", port=taken.getsockname()[1])
-        with pytest.raises(StartError, match=r"taken by another process; stop that one, or choose"):
+        with pytest.raises(
+            StartError, match=r"used by another process\. Stop that process, or choose"
+        ):
             await Server.open(config, whole, on_fatal=never)
     assert not config.data_dir.exists()
 
@@ -404,7 +406,7 @@ async def test_what_cannot_start_says_why_in_a_sentence(spawn: Any, tmp_path: Pa
     (tmp_path / "file").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for environ, part in (
-            ({"TOCSIN_PORT": str(taken.getsockname()[1])}, "is taken by another process"),
+            ({"TOCSIN_PORT": str(taken.getsockname()[1])}, "is used by another process"),
             ({"TOCSIN_PORT": "http"}, "TOCSIN_PORT is 'http'; it must be a whole number"),
             ({"TOCSIN_HOST": "0.0.0.0"}, "set TOCSIN_TOKEN"),
             ({"TOCSIN_HOST": "0.0.0.0", "TOCSIN_TOKEN": "t" * 20}, "to accept that tokens"),

@@ -126,7 +126,7 @@ async def test_who_cannot_be_accepted_now_waits(
         bound = Short(fileno=plain.detach())
     async with accepting(there, ArrivalGate(), bound) as port:
         (client,) = await connected(port, 1)
-        await becomes(lambda: "no connection is accepted" in caplog.text)
+        await becomes(lambda: "no connections are accepted" in caplog.text)
         assert there == []
         bound.is_short = False
         await becomes(lambda: len(there) == 1)

@@ -231,9 +231,9 @@ BROKEN = [
     (no_pem, r"TOCSIN_TLS_CERT is .*broker.crt, which holds no certificate in PEM form"),
     (no_key, r"TOCSIN_TLS_KEY is .*broker.key, which cannot be used with the certificate in "),
     (mismatched, r"TOCSIN_TLS_KEY is .*other.key, which is not the key of the certificate in "),
-    (with_passphrase, r"TOCSIN_TLS_KEY is .*broker.key, which wants a passphrase"),
+    (with_passphrase, r"TOCSIN_TLS_KEY is .*broker.key, which needs a passphrase"),
     (expired, r"TOCSIN_TLS_CERT is .*old.crt, whose certificate ended on "),
-    (not_yet, r"TOCSIN_TLS_CERT is .*young.crt, whose certificate begins on .* clock right\?"),
+    (not_yet, r"TOCSIN_TLS_CERT is .*young.crt, whose certificate begins on .*\. Check the clock"),
     (ca_missing, r"TOCSIN_TLS_CLIENT_CA is .*absent.pem, which cannot be read: No such file"),
     (ca_empty, r"TOCSIN_TLS_CLIENT_CA is .*broker.key, which holds no certificate in PEM form"),
 ]
@@ -277,7 +277,7 @@ async def test_wrong_new_files_are_told_once_and_the_pair_before_goes_on(
             await gateway.tls.look()
         assert [record.levelname for record in caplog.records] == ["ERROR"]
         assert re.match(sentence, caplog.messages[0])
-        assert caplog.messages[0].endswith("The certificate before goes on.")
+        assert caplog.messages[0].endswith("The former certificate stays in use.")
         assert (await gateway.ask(trusting(authority))).is_tls
 
 
@@ -304,7 +304,7 @@ async def test_new_files_are_served_and_sessions_stay(
             assert await wire.read() == (Opcode.PONG, b"still?")
         assert len(gateway.connections) == 2
         assert len(caplog.messages) == 1
-        assert "is served from now on" in caplog.messages[0]
+        assert "is now in use" in caplog.messages[0]
 
 
 async def until_served(gateway: Gateway, context: ssl.SSLContext, name: str) -> None:

@@ -216,7 +216,7 @@ async def test_when_the_manager_that_leads_is_killed_in_the_middle_another_goes_
             await all_were_seen(servers)
             gone = servers.replicas[0]
             gone.kill()
-            await becomes(lambda: first.says("in no more"))
+            await becomes(lambda: first.says("locks "))
             first.process.kill()
             await is_counted(servers, 1, [gone])
             assert second.says("this manager leads")

@@ -1,4 +1,4 @@
-"""Which replicas of a Cluster's shard could be elected, and how that changes (R28). Pure.
+"""The replicas of a Cluster's shard that could be elected, and how that set changes (R28). Pure.
 
 In a Cluster no replica is elected that the other nodes do not know, because they ignore its request
 for votes. So what Sentinels forget elsewhere (`services.manager.rules.election`), the nodes forget
@@ -11,9 +11,9 @@ A replica that is away is taken out in this order:
 When it is back, it goes on following its primary by itself, and is then
 
     1. counted at once: R is raised, and publishing at `all` waits until it has everything
-    2. known again, once it has all that was written before it was counted, those of its shard that
-       could be elected know that it is counted, and it has forgotten what others have forgotten:
-       it may be elected
+    2. known again, so that it may be elected. It must first have all that was written before it was
+       counted, those of its shard that could be elected must know that it is counted, and it must
+       have forgotten the nodes that others have forgotten
 
 The rule does not use how long a replica was cut off (cluster-replica-validity-factor). A replica
 that was frozen, machine and all, does not know how long that was, and would be elected.
@@ -71,7 +71,7 @@ class ClusterElectable(ShardRule):
         unheard = sorted(others - set(view.knows))
         if unheard:
             self.says.append(
-                f"{', '.join(sorted(leaving))} cannot be taken out, for these may know it: "
+                f"{', '.join(sorted(leaving))} cannot be taken out, because these may know it: "
                 + "; ".join(f"{one}: {view.silent.get(one, 'no reply')}" for one in unheard)
             )
             return []
@@ -104,7 +104,7 @@ class ClusterElectable(ShardRule):
                 knowing = sum(node_id in known for known in view.knows.values())
                 if knowing < len(view.knows):
                     self.says.append(
-                        f"{place} is known to {knowing} of {len(view.knows)} nodes yet"
+                        f"{place} is so far known to {knowing} of {len(view.knows)} nodes"
                     )
                 continue
             why = "" if place in online else "it is not attached"
@@ -115,7 +115,7 @@ class ClusterElectable(ShardRule):
             if not why and unaware:
                 why = f"{', '.join(sorted(unaware))} may not have heard that it is"
             if why:
-                self.says.append(f"{place} is counted, and could not be elected yet: {why}")
+                self.says.append(f"{place} is counted, but could not be elected yet: {why}")
             else:
                 acts += self._stale(place) or [Meet(view.primary, place)]
         return acts

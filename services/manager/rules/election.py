@@ -1,8 +1,8 @@
-"""Which servers of a shard could be elected, and how that changes (R28). Pure.
+"""The servers of a shard that could be elected, and how that set changes (R28). Pure.
 
-Sentinels have any replica elected that they know, however old its data is. So everything
-acknowledged is on each of them. A replica that is away is taken out in this order, or it could be
-elected without what was acknowledged meanwhile:
+Sentinels may elect any replica that they know, however old its data is. So everything acknowledged
+is on each of them. A replica that is away is taken out in this order. Otherwise it could be elected
+without messages that were acknowledged meanwhile:
 
     1. every server that is left locks its user out, durably: it cannot follow any of them any more
     2. each Sentinel forgets it, one after the other; because of 1. no server names it again
@@ -158,7 +158,7 @@ def named(view: ShardView) -> str:
     """Describe which primary the Sentinels name, and which servers do not answer."""
     said = [f"{place} names {one.primary}" for place, one in sorted(view.sentinels.items())]
     silent = [f"{place}: {why}" for place, why in sorted(view.silent.items())]
-    return "; ".join([*said, *silent]) or "nobody answers"
+    return "; ".join([*said, *silent]) or "no server answers"
 
 
 def listed(places: Iterable[str]) -> str:
@@ -170,7 +170,7 @@ def told(act: ReplicaAct) -> str:
     """Describe an act for people."""
     match act:
         case LockOut():
-            return f"{act.at} lets {act.user} in no more"
+            return f"{act.at} locks {act.user} out"
         case LetIn():
             return f"{act.at} lets {act.user} in"
         case Prepare():
@@ -180,14 +180,14 @@ def told(act: ReplicaAct) -> str:
         case Follow():
             return f"{act.at} is to follow {act.primary}"
         case Reset():
-            return f"the Sentinel {act.sentinel} is to forget who is not there"
+            return f"the Sentinel {act.sentinel} is to forget servers that are away"
         case Forget():
             return f"{act.at} is to forget {act.node_id}"
         case Meet():
             return f"{act.at} is to know {act.place}"
         case RecordReplicas():
             out = f"; not counted: {listed(act.out)}" if act.out else ""
-            return f"R becomes {act.replicas}, and was {act.replicas_before}{out}"
+            return f"R changes from {act.replicas_before} to {act.replicas}{out}"
 
 
 AWAY_S: Final = 10.0
@@ -255,11 +255,11 @@ class ShardRule(ABC):
         view, before = self._view, self._before
         past = before.servers.get(view.primary)
         if not server.is_linked:
-            return "its link is down, or it has not everything yet"
+            return "its link is down, or it does not have everything yet"
         if server.unready:
             return server.unready
         if past is None or before.primary != view.primary:
-            return "it was not looked at before"
+            return "this was the first look at it"
         if server.offset < past.offset:
             return f"{past.offset - server.offset} bytes are missing"
         return ""
@@ -338,12 +338,12 @@ class Electable(ShardRule):
         known = {place for sentinel in view.sentinels.values() for place in sentinel.replicas}
         could = (known | attached_to(view)) - view.out - {view.primary}
         if len(could) > view.replicas:
-            self.says.append(f"{len(could)} replicas could be elected, and R is {view.replicas}")
+            self.says.append(f"{len(could)} replicas could be elected, but R is {view.replicas}")
             return [self._count(len(could), view.out)]
         if len(self.members()) < view.replicas:
             self.says.append(
-                f"R is {view.replicas}, and only {len(self.members())} replicas were ever seen: "
-                "when there are no others, say `tocsin admin set-replicas`"
+                f"R is {view.replicas}, but only {len(self.members())} replicas were ever seen. If "
+                "there are no others, run `tocsin admin set-replicas`"
             )
         return []
 
@@ -379,7 +379,7 @@ class Electable(ShardRule):
         for place in sorted(some):
             user = view.users.get(place, "")
             if not user:
-                return f"nobody knows as which user {place} follows (masteruser)"
+                return f"the user with which {place} follows (masteruser) is unknown"
             if sum(user == other for other in view.users.values()) > 1:
                 return f"{place} is the user {user}, and so is another server"
         unheard = sorted(self.staying() - set(view.servers))
@@ -430,11 +430,11 @@ class Electable(ShardRule):
         view, kept = self._view, set(self._kept())
         for place, sentinel in sorted(view.sentinels.items()):
             if place != knowing[0] and not kept <= sentinel.replicas:
-                self.says.append(f"the Sentinel {place} learns anew who is there")
+                self.says.append(f"waiting until the Sentinel {place} knows all replicas again")
                 return []
         return [Reset(knowing[0], frozenset(kept))]
 
-    # --- Who is out stays out --------------------------------------------------------------------
+    # --- Replicas that are out stay out ----------------------------------------------------------
 
     def _bar(self, primary: ShardServer) -> list[ReplicaAct]:
         """Lock out and forget every replica that is out, also if somebody has let it in; except
@@ -474,13 +474,13 @@ class Electable(ShardRule):
         view = self._view
         user = view.users.get(place, "")
         if not user or sum(user == other for other in view.users.values()) > 1:
-            return f"it is no user of its own to those that it follows (masteruser: {user or '-'})"
+            return f"it needs a user of its own with which it follows (masteruser: {user or '-'})"
         later_s = self.absences.later_s(place)
         if later_s > 0:
-            return f"it was let in and never had everything: tried again in {later_s:.0f} s"
+            return f"it was let in, but never had everything; next try in {later_s:.0f} s"
         asked = [sentinel.primary for sentinel in view.sentinels.values()]
         if any(named != view.primary for named in asked) or 2 * len(asked) < len(view.guards):
-            return "the Sentinels do not agree who is primary"
+            return "the Sentinels do not agree about the primary"
         return ""
 
     def _let_in(self, primary: ShardServer) -> list[ReplicaAct]:
@@ -498,7 +498,7 @@ class Electable(ShardRule):
             acts += self._let_in_at([place], self.staying())
             host = self._host(place)
             if not host:
-                self.says.append(f"{place} is out: no replica is there that it could follow")
+                self.says.append(f"{place} is out: there is no replica that it could follow")
                 continue
             acts += self._let_in_at([host], [place])
             if acts:
@@ -507,7 +507,7 @@ class Electable(ShardRule):
                 return [Follow(place, host)]
             why = self._why_not_whole(server)
             if why:
-                self.says.append(f"{place} is out, and gets from {host} what it has missed: {why}")
+                self.says.append(f"{place} is out, and copies missing data from {host}: {why}")
                 continue
             return [self._count(with_more(view, self.members(), 1), view.out - {place})]
         return []
@@ -548,7 +548,7 @@ class Electable(ShardRule):
             if not why and unaware:
                 why = f"{listed(unaware)} may not have heard that it is"
             if why:
-                self.says.append(f"{place} is counted, and not electable yet: {why}")
+                self.says.append(f"{place} is counted, but not electable yet: {why}")
             else:
                 acts.append(Elect(place))
         if not primary.is_electable:
