@@ -96,9 +96,9 @@ def _limiter_of(config: Config, pool: RatePool | None, counters: Counters) -> Li
 
 async def begin_log(log: DeliveryLog, config: Config, gateway: str) -> None:
     """Begin to log in the data folder, unless the settings say no; files of the previous start are
-    finished first. `gateway`: this process's name among others. Empty if there are none; it then
-    gets a name for the log. Nothing is raised: a log that cannot be written reports and counts
-    that."""
+    finished first. `gateway`: this gateway's name among several. It is empty if there is only one,
+    which then gets a random name for the log. Nothing is raised: a log that cannot be written
+    reports and counts that."""
     if not config.delivery_log:
         return
     bounds = Bounds(
@@ -512,7 +512,8 @@ class Broker:
         deletes_max: int | None = None,
         begin: Begin | None = None,
     ) -> Removed:
-        """Set the cursors of a group anew, as `QueueOperations.seek` says."""
+        """Set a group's cursors anew. Earlier deliveries no longer count. Raises
+        Refused(would_delete) if it deletes more than `deletes_max` messages. None: no bound."""
         return await self.upkeep.seek(
             principal, queue, name, to, deletes_max=deletes_max, begin=begin
         )

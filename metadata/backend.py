@@ -48,7 +48,7 @@ class Contents:
     queues: list[Queue]
     groups: list[Group]
     dropped: list[tuple[str, str | None]]
-    """(queue_id, group_id or None), see `Metadata`."""
+    """(queue_id, group_id) of dropped groups; None: the whole queue was dropped."""
     marks: dict[str, str]
     memberships: list[Membership]
     """Rows of groups with lingering members, from the end of the process before this one."""

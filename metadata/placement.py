@@ -111,7 +111,8 @@ def _race(queue_id: str, one: Candidate) -> float:
 
 
 def _period(cycle: Sequence[str]) -> tuple[str, ...]:
-    """Return the shortest list whose repetition is this one."""
+    """Return the shortest beginning of the list that gives the list when it is repeated a whole
+    number of times: (a, b) of (a, b, a, b). Without a repetition it is the list itself."""
     for length in range(1, len(cycle)):
         if len(cycle) % length == 0 and all(
             cycle[place] == cycle[place % length] for place in range(len(cycle))

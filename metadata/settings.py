@@ -150,7 +150,7 @@ def settings_differ(
     queue: QueueSettings | None = None,
 ) -> Refused:
     """Return the refusal to create what exists with other settings. `what`: its kind and name;
-    `queue`: as in `differences`."""
+    `queue`: the settings of a group's queue, which hold where the group has none of its own."""
     found = differences(current, asked, named, queue)
     words = "; ".join(_said(one, queue) for one in found)
     return Refused(

@@ -51,4 +51,4 @@ class ParkedLine:
     attempts: int
     """Number of attempts of the head."""
     nack: bytes | None = None
-    """The sealed reason of the head's last nack that gave one (see push.storage_port.Retry)."""
+    """The sealed reason of the head's last nack that gave one."""

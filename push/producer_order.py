@@ -89,7 +89,8 @@ class StreamOrder:
 
     def admits(self, sequence: int, count: int, resolved: int) -> bool:
         """Whether `count` messages may be tried. False: they are `out_of_sequence`, and remembered.
-        `resolved`: as in SendingOrder.admits."""
+        `resolved`: the producer has had the last answer to everything below it, so refused
+        sequences there hold up nothing."""
         self._first = max(self._first, resolved)
         if self._first >= self._end or sequence <= self._first:
             return True

@@ -72,7 +72,7 @@ class ShardView:
     sentinels: Mapping[str, Sentinel]
     """Sentinels that answered, by place."""
     guards: frozenset[str] = frozenset()
-    """All Sentinels that were queried."""
+    """The places of all Sentinels that were queried, whether or not they answered."""
     silent: Mapping[str, str] = field(default_factory=dict)
     """Reason by place of each server and Sentinel that did not answer."""
     replicas: int = 0
@@ -92,7 +92,7 @@ class ShardView:
 
 @dataclass(frozen=True, slots=True)
 class LockOut:
-    """This user follows the server `at` no longer, and never again; also after its restart."""
+    """The act that forbids this user to follow the server `at`; also after its restart."""
 
     at: str
     user: str
@@ -100,7 +100,7 @@ class LockOut:
 
 @dataclass(frozen=True, slots=True)
 class LetIn:
-    """This user may follow the server `at`; also after its restart."""
+    """The act that allows this user to follow the server `at`; also after its restart."""
 
     at: str
     user: str
@@ -108,21 +108,21 @@ class LetIn:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """No Sentinel has this server elected; also after its restart."""
+    """The act by which no Sentinel has this server elected; also after its restart."""
 
     at: str
 
 
 @dataclass(frozen=True, slots=True)
 class Elect:
-    """Sentinels may have this server elected; also after its restart."""
+    """The act by which Sentinels may have this server elected; also after its restart."""
 
     at: str
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """This server follows that one."""
+    """The act that makes the server `at` a replica of `primary`; also after its restart."""
 
     at: str
     primary: str
@@ -130,7 +130,8 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """This Sentinel forgets all that it knows but the primary, and learns the rest anew from it."""
+    """The act by which this Sentinel forgets all that it knows but the primary, and learns the rest
+    anew from it."""
 
     sentinel: str
     expected: frozenset[str] = field(default=frozenset(), compare=False)

@@ -140,7 +140,8 @@ class Cursor:
     """(key hash, number of offsets) of each side line."""
     parked: tuple[Parked, ...] = ()
     ended: tuple[Range, ...] = ()
-    """Offsets that were given out and then settled by no ack; see CursorWrite."""
+    """Offsets that were given out and then settled by no ack: they were dead-lettered, or are no
+    longer retained."""
     dead: tuple[Dead, ...] = ()
     """Messages on their way to the dead letters, by offset, that are not known to be there. They
     are not settled, and most are not passed either."""
@@ -284,7 +285,8 @@ class MessageStatus(NamedTuple):
     nack: bytes | None = None
     """The sealed reason of the last nack that gave one."""
     ended: bool = False
-    """The message was given out, and settled by no ack; see CursorWrite."""
+    """The message was given out, and then settled by no ack: it was dead-lettered, or is no longer
+    retained."""
 
 
 Start = Literal["earliest", "latest"] | int
@@ -426,8 +428,8 @@ class Storage(StorageInspection, Protocol):
         """Become the owner: raises and persists the epoch above both the stored one and
         `epoch_seen` (R15), remembers the `token`, waits for the level `all`. The token names the
         owner, and the rest of it is random (see `is_same_owner`). An owner that owned the place
-        last under its name learns under which epoch (R22). With a token whose answer was lost: the
-        same start.
+        last under its name learns under which epoch (R22). A repetition with the same token, whose
+        answer was lost, leaves the epoch and gets the same answer.
 
         Raises:
             Fenced: `assignment` is older than one that owned this place before (R14).

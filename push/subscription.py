@@ -30,7 +30,8 @@ class CreditWindow:
     in. An expired or revoked delivery changes neither, because the client grants anew for it.
 
     Raises:
-        Refused: invalid_request: more sent than granted; limit_reached: see `grant`.
+        Refused: invalid_request: more sent than granted; limit_reached: more than CREDIT_MAX would
+            be available.
     """
 
     __slots__ = ("granted", "sent", "window")

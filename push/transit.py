@@ -94,8 +94,8 @@ class Transit:
         self.is_fast = False
         """Whether the line is known to carry much."""
         self.is_deaf = False
-        """Whether the client answers no marks. Nothing is known of its arrivals then, and nothing
-        assumed."""
+        """Whether the client answers no marks, such as the pings behind pushes. Nothing is known of
+        its arrivals then, and nothing assumed."""
 
     def __repr__(self) -> str:
         return (
@@ -129,7 +129,8 @@ class Transit:
         self, size: int, *, now: float, taken_bytes: int | None = None, covers: bool = True
     ) -> int:
         """Set a mark after `size` more bytes; returns its number. `covers` False: something that
-        was given by now is not in front of it. `taken_bytes`: see `look`."""
+        was given by now is not in front of it. `taken_bytes`: bytes that TCP's other end has
+        acknowledged so far; None: all of them, or it cannot be known."""
         if not self._awaited:
             self._moved_at = now
             if now - self._answered_at > _SAME_TURN_S:
@@ -198,8 +199,8 @@ class Transit:
     # --- What moves -----------------------------------------------------------------------------
 
     def look(self, taken_bytes: int | None, *, now: float) -> None:
-        """Note how many bytes the other end of TCP has taken so far, a number that only grows.
-        None: all of them, or it cannot be known."""
+        """Note how many bytes the other end of TCP has acknowledged so far, a number that only
+        grows. None: all of them, or it cannot be known."""
         self._is_taken = taken_bytes is None
         if taken_bytes is not None and taken_bytes > self._taken:
             self._taken = taken_bytes

@@ -35,7 +35,8 @@ async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -
     """Return the whole request body, valid UTF-8; `{}` if the request has none and announces none.
 
     Raises:
-        Refused: as in `receive_body` and `json_text`.
+        Refused: request_too_large, unsupported_encoding, overloaded (too many bytes of all clients
+            are incomplete), or invalid_json (not UTF-8, or empty although a body was announced).
         ClientDisconnect: the client went away in the middle.
     """
     return json_text(request, await receive_body(request, bytes_max))

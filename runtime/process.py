@@ -71,7 +71,8 @@ async def opened_unless(
 
 
 def end_at_once(reason: str) -> None:
-    """End without another write (R31). Works in any thread."""
+    """End the process at once: no cleanup, and no further write to the storage (R31). Only
+    `reason` is logged. Works in any thread."""
     logger.critical(
         "the storage cannot go on: %s. The process ends with exit code %d; start it anew",
         reason,

@@ -153,7 +153,8 @@ class Tls:
     """The context of a listener, which follows its files while `watch` runs.
 
     Raises:
-        StartError: as in load_context.
+        StartError: a file cannot be read, is not what it should be, or the certificate is not valid
+            at this time.
     """
 
     def __init__(self, files: CertificateFiles, *, wall: Callable[[], float] = time.time) -> None:

@@ -28,7 +28,8 @@ STRETCH_PX: Final = 104
 TICK_PX: Final = 72
 """The least distance of two ticks, in pixels, and the room for the label of one."""
 CUT_PX: Final = TICK_PX // 2
-"""The width of a cut, in pixels. The label at the beginning of a stretch reaches over it."""
+"""The width of a cut (a long time without events, which the axis leaves out), in pixels. The label
+at the beginning of a stretch reaches over it."""
 CHAR_PX: Final = 6.6
 """The width of a character of 11 px, generously."""
 _LAST: Final = 253_402_300_799

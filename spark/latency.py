@@ -81,8 +81,10 @@ def _is_first() -> Column:
 
 
 def of_giving(dispatched: DataFrame) -> DataFrame:
-    """Return waiting and writing. Messages that a gateway read from the storage waited since their
-    commit began, by the clock of the gateway that stored them."""
+    """Return rows of the stages `waiting` (certified → dispatched) and `writing` (dispatched →
+    written). Messages that a gateway read from the storage have no time of certification. Their
+    waiting counts from the beginning of their commit, by the clock of the gateway that stored
+    them."""
     certified = F.coalesce("certified_unix_us", F.col("published_unix_ms") * 1000)
     waited = F.col("dispatched_unix_us") - certified
     return _stages(

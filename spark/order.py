@@ -482,10 +482,11 @@ def suspects(lines: Lines) -> DataFrame:
 
 
 def _rows(lines: Lines) -> DataFrame:
-    """Return given (`row` is _GIVEN) and settled runs, and two rows of each known segment.
+    """Return given and settled runs, and two end rows of each segment; `row` says which one is.
 
-    These are the offset before its start and the one after everything that is settled without a
-    gap.
+    A segment is a row of epochs with neighboring numbers, in which nobody has moved the group. The
+    end rows are the offset before the segment's start (_START), and the first offset above those
+    that a position counts as settled (_END). A search for gaps between runs needs both.
     """
     # Rows of known epochs have their names from the epoch, because these rows are sorted four
     # times.
@@ -867,7 +868,8 @@ def _of_keys_in(gave: DataFrame, runs: DataFrame, keys: DataFrame, of: str) -> D
 def judged(found: DataFrame, owned: DataFrame, lost: DataFrame) -> DataFrame:
     """Return findings as rows of FINDING, each certain, or with the reason why it is not.
 
-    `lost` are rows of LOST.
+    `owned` are rows of epochs, each the time for which a gateway owned a partition. `lost` are rows
+    of LOST, each a time in which lines of a gateway were lost or have not come yet.
     """
     numbered = found.withColumn("id", F.monotonically_increasing_id())
     slack = F.when(F.col("doubt") == NOT_YET, 0).otherwise(CLOCKS_US)
@@ -916,7 +918,8 @@ def _low() -> Column:
 
 
 def _epochs_of(numbered: DataFrame, owned: DataFrame) -> DataFrame:
-    """Return the same as `_rests_on`, of findings about a segment.
+    """Return, for findings about a segment, the gateway and the time of the lines that each rests
+    on: those of several epochs.
 
     An inversion rests on the epochs up to its own. A loss rests on those in which the message could
     have been settled. They begin with the last one that began below it, and end with the first one

@@ -432,7 +432,8 @@ def _moved(name: str, value: Any, step_us: int) -> Any:
 
 
 def _pushes(runs: list[Run], given_unix_us: int) -> list[list[int]]:
-    """Return pushes, as if each partition's had been given at once, at that time."""
+    """Return one push for each partition that has runs, as if all its messages had been given at
+    that time. A push is [partition, time, first, last, first, last, …]."""
     found: dict[int, list[int]] = {}
     for partition, first, count in runs:
         found.setdefault(partition, [partition, given_unix_us]).extend((first, first + count - 1))

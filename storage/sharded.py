@@ -1,14 +1,14 @@
 """Several storage clusters as one storage.
 
-`ClusterMap` says which cluster has a partition. A queue's row in the catalog has a list of names
-that its partitions go through in turn, fixed when the queue is made, so that no older list exists.
-Only the look-up in the catalog waits.
+`ClusterMap` says which cluster has a partition, without waiting. A queue's row in the catalog has a
+list of names of clusters. Its partitions go through the list in turn, and begin again at its end.
+The list is fixed when the queue is made, so a remembered list is never out of date.
 
 `ShardedStorage` sends each request to the cluster of its partition. Every cluster that has some of
-a queue's partitions knows the whole queue. It has rows for all partitions, of which those count
-that are placed there. So each cluster's acts are the same as with one cluster alone, and a request
-about a whole queue goes to all of its clusters. Such an act is not atomic any more: if it fails in
-the middle it is `Unknown`, and can be done again.
+a queue's partitions knows the whole queue: it has rows for all partitions. Only the rows of the
+partitions that are placed there count. So each cluster's acts are the same as with one cluster
+alone, and a request about a whole queue goes to all of its clusters. Such an act is not atomic any
+more: if it fails in the middle it is `Unknown`, and can be done again.
 
 `ShardedInbox` finds each inbox beside its cursor (`push.letters.Inbox`).
 """

@@ -327,8 +327,8 @@ class Authenticator:
         return Admission(principal, rights=rights, credential=said.credential)
 
     def check_origin(self, headers: Mapping[str, str], *, is_tls: bool = False) -> None:
-        """Check the origin of a request that has no valid Authorization header. `is_tls`: as in
-        `authenticate_without_cookie`.
+        """Check the origin of a request that has no valid Authorization header. `is_tls`: the
+        request is known to have come over TLS.
 
         Raises:
             Refused: origin_refused, with advice what to do.

@@ -111,7 +111,8 @@ class GuardedMemberships:
 
     async def membership(self, group_id: str) -> Membership:
         """Return the row that is known here, if no other gateway can change it; else that of the
-        metadata. Raises Unavailable or Refused (metadata_unavailable)."""
+        metadata. Raises Unavailable if no answer came in time, or Refused if the metadata refuses
+        (both metadata_unavailable)."""
         if self._is_shared:
             return await self._read_membership(group_id)
         row = self._rows.get(group_id)

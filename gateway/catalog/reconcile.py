@@ -55,7 +55,8 @@ UNSEEN: Final = (
 )
 """Detail of a refusal for a caller that has just found a queue or group in the catalog."""
 RETRY_S: Final = 2.0
-"""Time for which the storage's half is tried again."""
+"""Time for which a change of the storage is tried again, when the catalog already has the change of
+a queue or group and the storage is away."""
 RETRY_BASE_S: Final = 0.05
 """Pause before the second try; each further one is twice as long."""
 RETRIED: Final = frozenset({"storage_unavailable", "unknown"})
@@ -206,7 +207,8 @@ class Changes:
 
 
 async def _retry(storage: Callable[[T], Awaitable[None]], changed: T) -> None:
-    """Do the storage's half, repeatedly for RETRY_S if the storage is away."""
+    """Change the storage as the catalog was changed; repeat that for RETRY_S if the storage is
+    away."""
     clock = asyncio.get_running_loop().time
     give_up_at, pause_s = clock() + RETRY_S, RETRY_BASE_S
     while True:

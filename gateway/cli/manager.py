@@ -218,7 +218,8 @@ async def _read_reports(clusters: Sequence[tuple[str, Target]]) -> tuple[str, li
 
 
 def lines_of(told: ClusterTold, *, wall_s: float) -> list[str]:
-    """Return the report about a cluster as lines for people."""
+    """Return the report about a cluster as lines for people. `wall_s`: the time now in unix
+    seconds, from which the report's age is computed."""
     age_s = wall_s - told.seen_unix_s
     old = f", as seen {age_s:.0f} s ago" if age_s > OLD_S else ""
     lines = [f"{told.name}  {told.store}  R {told.replicas}{old}"]

@@ -261,7 +261,8 @@ class Consumer:
         self._credit = CreditWindow()
         self._credit.grant(credit)
         self._reserved = 0
-        """Number of messages that are being settled before they are pushed (R23)."""
+        """Number of messages for which credit is reserved. A group that gets each message at most
+        once has them settled before they are pushed (R23)."""
         self._in_flight = 0
         """Number of deliveries in flight, in all its owned partitions."""
         self.owned_partitions: dict[int, OwnedPartition] = {}
@@ -355,7 +356,8 @@ class Consumer:
 
     @property
     def blocked_by(self) -> str:
-        """The reason why `available` is 0; see PartitionOwner.blocked_by."""
+        """The reason why `available` is 0: credit, socket (it takes nothing now), paused (the queue
+        is), or in_flight (the consumer holds as much as it may, P9)."""
         if self._runtime.queue.paused:
             return "paused"
         if self._suspended or not self._link.writable():
@@ -364,7 +366,8 @@ class Consumer:
         return "in_flight" if full else "credit"
 
     def holds(self, more: int) -> None:
-        """Count more or fewer of its deliveries as in flight; see PartitionOwner.holds."""
+        """Count this many more of its deliveries as in flight. Below 0: fewer, because they were
+        settled, returned, or cut off."""
         was_full = self._in_flight >= limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
         self._in_flight += more
         if was_full:
@@ -509,7 +512,7 @@ class Consumer:
         confirmed: Callable[[Settlement], None] | None = None,
     ) -> Settlement:
         """Return deliveries; each is a counted attempt, with `reject` the last one. `reason` is
-        kept with them; `confirmed` as in `ack`."""
+        kept with them. `confirmed` is called with the answer once it is durable."""
         check_deliveries(deliveries)
         settled = Settlement(confirmed)
         touched: dict[int, OwnedPartition] = {}

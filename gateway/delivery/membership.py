@@ -384,14 +384,21 @@ class MembershipRow:
 
     # enforces: P5
     async def catch_up(self) -> None:
-        """Return when nothing is served here that others may have taken over.
+        """Make sure that nothing is served here that other gateways may have taken over.
 
-        A gateway that takes something over writes the row on every copy, and owns on every copy,
-        before it begins. So the row shows that wherever it is read. If it is the row known here, no
-        gateway has taken over, and copies that are away need not be waited for. If it is another
-        one, it is read and written as usual. If that fails, everything ends that is not plainly
-        this gateway's by it, and nothing begins by it, since it may be taken back. Raises
-        TocsinError: the catalog does not answer.
+        A gateway that takes partitions over first writes the group's row to every copy, and raises
+        the epoch on every copy. Only then does it begin to serve. So one copy of the row, whichever
+        answers, shows a takeover.
+
+        - If it is the row known here, no gateway has taken over. Copies that are away need not be
+          waited for.
+        - If it is another row, it is read and written as usual.
+        - If that fails, this gateway stops serving each partition that the other row does not
+          assign to the same consumer as the row known here. If the group was begun anew, it stops
+          serving all of them. It begins to serve nothing that the other row newly assigns to it,
+          because a row that not every copy has may be undone.
+
+        Raises TocsinError if the catalog does not answer.
         """
         here, group_id = self._presence.gateway, self.row.group_id
         row = await self._metadata.glance(group_id)

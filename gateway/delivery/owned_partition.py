@@ -571,8 +571,8 @@ class OwnedPartition:
                         self.reasons[retry.offset] = reason
 
     def evict(self, count: int) -> bool:
-        """Move up to `count` messages to the dead letters, because the queue overflows. Returns
-        whether some were moved (Delivery.evict)."""
+        """Send up to `count` of the oldest messages that were not given yet to the dead letters,
+        because the queue overflows. Returns whether some go."""
         now = asyncio.get_running_loop().time()
         evicted = self.delivery.evict(count, now=now)
         if evicted:
@@ -593,7 +593,8 @@ class OwnedPartition:
     # --- What the consumer says ----------------------------------------------------------------
 
     def ack_ordinary(self, push: int, delivery: list[int], now: float) -> int:
-        """Settle a whole delivery in the ordinary case; see Delivery.ack_ordinary."""
+        """Settle a whole delivery at once if all of it is in flight in this push, and no line waits
+        for any of it. Returns the number of messages settled. 0: nothing happened."""
         given = self.delivery.pushes.get(push)
         before = given.open if given is not None else 0
         count = self.delivery.ack_ordinary(push, delivery, 3, now=now)
@@ -602,7 +603,7 @@ class OwnedPartition:
         return count
 
     def ack(self, push: int, first: int, last: int, now: float) -> Judged:
-        """Settle first..last of a push; see Delivery.ack."""
+        """Settle first..last of a push; each offset is judged by itself (R21)."""
         judged = self.delivery.ack(push, first, last, now=now)
         self.log.on_ack(push, judged)
         return judged
@@ -618,9 +619,10 @@ class OwnedPartition:
         reason: str | None = None,
         reject: bool = False,
     ) -> Judged:
-        """Return first..last of a push; see Delivery.nack. Revokes at once the deliveries that
-        return with them. `reason` is kept with the message, and goes with it when it ends in the
-        dead letters."""
+        """Return first..last of a push, each a counted attempt, to be tried again after `delay_s`
+        or (None) the backoff. `reject`: not tried again. Revokes at once the later deliveries of
+        their keys, which return with them. `reason` is kept with the message, also in the dead
+        letters."""
         sealed = None
         if reason is not None:
             sealed = self._context.reasons.seal(self.partition, reason)

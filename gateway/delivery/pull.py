@@ -356,7 +356,8 @@ class PullConsumer:
         )
 
     def holds(self, more: int) -> None:
-        """Count more or fewer pulled messages as unsettled; see PartitionOwner.holds."""
+        """Count this many more pulled messages as unsettled. Below 0: fewer, because they were
+        settled, returned, or cut off."""
         was_full = self._in_flight >= limits.IN_FLIGHT_PULLED_MAX
         self._in_flight += more
         if was_full:

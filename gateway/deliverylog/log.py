@@ -64,7 +64,8 @@ STOP_S: Final = 5.0
 RUN_US: Final = 100
 """Time within which publishes may share a time, and a line."""
 LINE_MESSAGES_MAX: Final = 2000
-"""Largest number of messages of an origin. Later messages have another one."""
+"""Largest number of messages that share an origin, and with it a time of acceptance and a line.
+Later messages have another origin."""
 
 Run = tuple[int, int, int]
 """(partition, first offset, count)."""

@@ -250,7 +250,7 @@ class WaitingKeys:
     async def _owned_keys(
         self, owned: OwnedPartition, place: CursorPlace, low: int, count: int, looks: _ReadBudgets
     ) -> list[HeldKey]:
-        """Return the keys behind `low` that the owner here knows."""
+        """Return the keys with a hash above `low` that wait at the owner in this gateway."""
         lines = owned.delivery.lines
         keys = nsmallest(
             count,
@@ -281,8 +281,14 @@ class WaitingKeys:
     async def _stored_keys(
         self, queue: Queue, place: CursorPlace, low: int, count: int, looks: _ReadBudgets
     ) -> tuple[list[HeldKey], int]:
-        """Return the keys behind `low` that the storage knows, and the number of tried messages
-        that are left out because finding their keys would read too much."""
+        """Return keys that wait in a partition that this gateway does not own, by the stored
+        cursor.
+
+        They are keys that are parked, have a side line, or have a message in the log with at least
+        one attempt. The `count` lowest whose hash is above `low` are returned, in the order of
+        their hashes. The number is that of messages with an attempt that are left out because
+        finding their keys would read too much.
+        """
         cursor = await self._storage.cursor(place)
         if cursor is None:
             return [], 0

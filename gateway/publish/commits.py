@@ -153,7 +153,8 @@ class GroupCommit:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing is refused because of the storage; see `Committer.refusal`."""
+        """Whether no lane's commits are known to be slow or to fail, so that `refusal` need not
+        look at them."""
         return all(lane.is_calm for lane in self._lanes.values())
 
     def refusal(self, route: Route, count: int) -> Refused | None:
@@ -499,7 +500,7 @@ class Committer:
         self._shared = 0
         """Number of commits under way that have a share of every queue."""
         self.is_calm = True
-        """Whether nothing is refused because of the storage; see `refusal`."""
+        """Whether no commit is known to be slow or to have failed. False: `refusal` looks again."""
         self.total = 0
         self.messages_total = 0
         self.slow_total = 0

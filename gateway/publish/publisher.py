@@ -43,7 +43,9 @@ class Publisher:
         log: DeliveryLog = OFF,
         in_parts: bool = False,
     ) -> None:
-        """`is_unmade` and `in_parts`: as GroupCommit has them."""
+        """`is_unmade`: whether a queue that the storage does not have is yet to be made there.
+        `in_parts`: the storage has lanes of several servers for sure, also before anybody has
+        published to most of them."""
         self._counters = counters
         self._tombstones = tombstones
         self._log = log

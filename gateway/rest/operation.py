@@ -126,7 +126,8 @@ class Operation:
     """Whether it is answered without credentials. Then it shows nothing of queues."""
 
     def __post_init__(self) -> None:
-        """Refuse an operation that has no need and is not public, so that no need is forgotten."""
+        """Raise ValueError unless the operation either needs a right or is public, so that no right
+        is forgotten."""
         if self.public is not (self.needs is None):
             raise ValueError(f"{self.method} {self.path}: needs a right, or is public")
 

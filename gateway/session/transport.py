@@ -32,7 +32,8 @@ class SessionTransport(Protocol):
         """Whether its gateway has room for the session that has just said `hello` (P9)."""
 
     def send(self, frame: bytes) -> None:
-        """Queue one encoded frame, as SessionPort.send does."""
+        """Queue one encoded frame (a JSON object). Never blocks, never raises; after the session
+        closed nothing happens."""
 
     def writable(self) -> bool:
         """Whether pushes may come now. When they may again, `Session.on_writable` is called."""
@@ -45,7 +46,8 @@ class SessionTransport(Protocol):
         None if nothing is on its way, or if nobody can know."""
 
     def lease_start(self, given_at: float) -> float | None:
-        """Return the start of a lease, as SessionPort.lease_start does."""
+        """Return from when the lease of a message pushed then counts, by the loop's clock. None: it
+        is in transit, and its lease does not run."""
 
     @property
     def is_in_transit(self) -> bool:

@@ -207,8 +207,8 @@ class ClusterDescriber:
         *,
         has_catalog: bool = True,
     ) -> None:
-        """Describe these targets. `shards`: as in `place_queues_on`. `has_catalog`: the first
-        cluster has the catalog, and no metadata service."""
+        """Describe these targets. `shards`: the shard of each cluster, by name. `has_catalog`: the
+        first cluster has the catalog, and no metadata service."""
         self._has_catalog = has_catalog
         self._targets = targets
         self._metadata = metadata

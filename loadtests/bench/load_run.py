@@ -157,7 +157,8 @@ class LoadRun:
 
     async def run(self, seconds: float, what: str) -> tuple[int, float, float | None]:
         """Publish for `seconds` after a warm-up. Return (messages settled, seconds, server CPU µs
-        per message), each without the warm-up."""
+        per message), each without the warm-up. The last is None if the server's process is unknown
+        or nothing was settled. `what` names the run in the line about its progress."""
         self.publishing = True
         self.fill()
         await self._watched(WARM_UP_S)

@@ -129,7 +129,8 @@ class _Comeback:
                 pass
 
     def close(self, at: int) -> None:
-        """Stop expecting answers from here on, and judge each producer that still waits."""
+        """Stop waiting for receipts at `at`. Each producer that has had none since the end of a
+        fault is stalled if the fault ended more than the limit ago."""
         for producer, waiting in self._waiting.items():
             self._judge(producer, waiting, at)
         self._waiting = {}
@@ -152,8 +153,8 @@ class _Pauses:
         self._producers: set[str] = set()
         """Producers that have ever had a receipt."""
         self._heard: dict[str, int] = {}
-        """Producer → the time of its last receipt, or of the replica's loss; empty while none is
-        away."""
+        """Producer → the time of its last receipt, or of the loss of a replica if that is later;
+        empty while no replica is away."""
         self._longest: dict[str, int] = {}
         self.longest_s: list[float] = []
         """The longest pause of any producer, for each replica that was away."""

@@ -53,7 +53,7 @@ class SdkHistory(Violations):
         self.running: dict[Place, str] = {}
         """Place → key of each running handler."""
         self.finished: set[str] = set()
-        """Bodies whose handler has ended."""
+        """Bodies of the messages whose handler has ended at least once."""
         self.readings: list[Reading] = []
         self.is_alone = True
         """Whether two running handlers of one key are a violation."""

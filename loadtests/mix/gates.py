@@ -84,7 +84,7 @@ def gates(texts: Iterable[str]) -> list[Gate]:
 
 
 def held(wanted: Iterable[Gate], figures: Mapping[str, float]) -> list[Judged]:
-    """Judge each gate."""
+    """Judge each gate, which is a bound on a figure. A gate whose figure is missing is broken."""
     return [Judged(one, figures.get(one.figure)) for one in wanted]
 
 

@@ -37,7 +37,7 @@ class Found:
     outcome: Outcome
     conditions: dict[str, object] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
-    """Figures of the broker, if its process is known."""
+    """Figures of the broker, such as CPU time and memory; empty if its process is unknown."""
     outages: list[Outage] = field(default_factory=list)
 
 

@@ -94,7 +94,8 @@ def contest(
 
 
 def measure(entrant: Entrant, scenario: str, plan: Plan, number: int) -> Run:
-    """Measure one scenario, on servers of its own. The run's `failure` says what went wrong."""
+    """Measure one scenario, on servers of its own. `number` is that of the repetition. If something
+    goes wrong, nothing is raised: the run's `failure` says what."""
     try:
         with (
             tempfile.TemporaryDirectory(

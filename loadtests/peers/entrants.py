@@ -50,7 +50,8 @@ class Entrant:
     """The kind of each of many readers."""
     scenarios: tuple[str, ...]
     version: Callable[[], str]
-    """Returns the version. Raises Missing, with the reason, if the broker is not installed."""
+    """Returns the version of this broker. Raises Missing, with the reason, if it is not
+    installed."""
     open: Callable[[Path], AbstractContextManager[Running]]
     """Starts the broker on an empty folder, and ends it at the end of the block. Raises Missing,
     ServerFailed."""

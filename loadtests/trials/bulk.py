@@ -72,7 +72,7 @@ class Plan:
     alone_s: float = _ALONE_S
     seed: int = 1
     nice: int = IDLE
-    """The priority of the load; see `busy.give_way`."""
+    """The value by which the load's priority is lowered; IDLE means SCHED_IDLE."""
 
 
 @dataclass

@@ -283,7 +283,8 @@ async def _rotate(
 
 
 async def _rotate_and_kill(server: Server, random: Random) -> None:
-    """Kill the broker at any moment of a rotation: before, in the middle, or after."""
+    """Rotate the master key and kill the broker at a random moment: before, in the middle, or after
+    the rotation. Start it again."""
     rotating = asyncio.create_task(admin(server, "master-key", "rotate"))
     keys = server.key_path.stat().st_mtime_ns
     deadline = time.monotonic() + TIMEOUT_S
@@ -357,8 +358,8 @@ async def _sicken(server: Server) -> list[str]:
 
 
 async def _refused(rest: Rest) -> list[str]:
-    """Send wrong publishes, whose answers must not quote their content. Return the answers that
-    do."""
+    """Send wrong publishes, whose answers must not quote their content. Return the texts of the
+    answers that do; an empty list means that nothing leaked."""
     leaking = []
     wrong = [
         {"messages": [{"body": CANARY, "key": CANARY * 100}]},

@@ -86,7 +86,8 @@ class NodeChoice:
         return self._nodes
 
     def learn(self, nodes: Sequence[NodeInfo]) -> None:
-        """Take over the list of nodes that a node has sent."""
+        """Replace the nodes known so far by the list that a node has sent. The configured ones
+        remain."""
         self._nodes = tuple(nodes)
         known = {*self._configured, *(one.url for one in nodes)}
         self._away = {url: away for url, away in self._away.items() if url in known}

@@ -49,7 +49,8 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class RowFile(LockedFile):
-    """A `Database` in a file, synchronous. Every method raises as `metadata.sqlite.file` says."""
+    """A `Database` in a file, synchronous. Every method raises Refused(storage_unavailable) if
+    nothing was written, and Unknown if a commit failed; then nothing more is accepted."""
 
     application_id = APPLICATION_ID
     scripts = ("metadata.sql",)
@@ -195,8 +196,9 @@ class SqliteDatabase:
     async def open(
         cls, path: Path, *, on_fatal: Callable[[str], None] | None = None
     ) -> "SqliteDatabase":
-        """Open the file, or create it with an empty catalog. `on_fatal`: as in SqliteCatalog.
-        Raises Refused(storage_unavailable)."""
+        """Open the file, or create it with an empty catalog. `on_fatal` is called once, with a
+        sentence, when the outcome of a commit is unknown and the process must end (R31). Raises
+        Refused(storage_unavailable)."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="catalog")
         try:
             file = await asyncio.get_running_loop().run_in_executor(thread, RowFile, path)

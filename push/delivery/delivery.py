@@ -169,7 +169,8 @@ class Delivery:
         return scan.frontier >= scan.end and waiting.begun and not self.is_line_ready(now)
 
     def has_passed(self, offset: int) -> bool:
-        """Whether the frontier has passed an offset, or the previous owner had."""
+        """Whether the offset is below the frontier, or the frontier will skip it, because it is
+        settled, set aside in a side line, or dying."""
         return self.scan.has_passed(offset)
 
     def begin_pull(self) -> None:
@@ -236,7 +237,8 @@ class Delivery:
         return bool(self.waiting.giveable) or self.waiting.lines.stirs(now)
 
     def side_wanted(self) -> list[tuple[int, int]]:
-        """Return what is to be read from side lines; see `Waiting.side_wanted`."""
+        """Return (key, after which offset) to be read from side lines. Each is returned once, until
+        `side_loaded` or `side_not_loaded`."""
         return self.waiting.side_wanted()
 
     def side_loaded(self, key: int, offsets: tuple[int, ...], now: float) -> None:
@@ -248,7 +250,9 @@ class Delivery:
         self.waiting.side_not_loaded(key, now)
 
     def plan_retries(self, credit: int, *, now: float, share: Share | None = None) -> None:
-        """Let lines that are ready send up to `credit` messages, as `Waiting.plan` describes."""
+        """Let lines that are ready send up to `credit` messages. A message that was given before
+        has its attempt recorded durably first (R16). `share`: bounds what each key has in
+        flight."""
         if not self.draining:
             self.waiting.plan(credit, now, None if share is None or share.ample else share.limit)
 
@@ -440,8 +444,9 @@ class Delivery:
         return [(later_push.number, later) for later_push, later in revoked]
 
     def give_back(self, number: int, offset: int, *, now: float) -> list[Taken]:
-        """Return a delivery that its consumer never saw, without counting an attempt. Returns the
-        deliveries that return with it. Nothing happens if it is not in flight in push `number`."""
+        """Return a delivery that its consumer never saw, without counting an attempt. Later
+        deliveries of its key return with it, and are the result. Nothing happens if it is not in
+        flight in push `number`."""
         push = self.leases.pushes.get(number)
         if push is None or not push.within(offset, offset) & push.open:
             return []
@@ -648,7 +653,8 @@ class Delivery:
         return self.waiting.is_dead(offset)
 
     def decide(self, verb: Verb, seen: ParkedLine, now: float) -> bool:
-        """Unpark a key that the storage shows like this, as `Waiting.decide` does."""
+        """Unpark a key that the storage shows like this. Returns False, and changes nothing, if the
+        key is not parked, was parked anew since, or has a decision already."""
         return self.waiting.decide(verb, seen, now)
 
     def attempts_of(self, offset: int) -> int:

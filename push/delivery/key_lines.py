@@ -32,7 +32,7 @@ def loose(offset: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An operator's decision about a parked key (see push.delivery.waiting)."""
+    """An operator's decision about a parked key: retry, skip or release it."""
 
     verb: str
     head: int | None
@@ -241,7 +241,8 @@ class Lines:
         self._ready: dict[int, None] = {}
         self._hungry: dict[int, None] = {}
         self.starving: dict[int, None] = {}
-        """Keys that go on when their offsets are durably set aside, and not before."""
+        """Keys of lines that give no further message until offsets that wait in memory are durably
+        set aside in the side line."""
         self._marks = bytearray(256)
         """Whether there may be a line, by the low byte of a key's hash."""
         self._unmarked = 0

@@ -121,8 +121,8 @@ class Push:
         """Number of its messages."""
         self.started = self.open if started else 0
         self.watched = 0
-        """The mask of the messages whose outcome their key's line waits for (see
-        `push.delivery.scan`)."""
+        """The mask of messages that were given before their slow key got a line. The line counts
+        them as in flight, and gives later messages as these are settled or return."""
         self.parts: list[tuple[float, int]] = [(deadline, self.open)]
         """(lease end, mask). The masks are disjoint, and cover all that is open."""
         self.due_at = deadline

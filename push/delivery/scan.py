@@ -324,7 +324,8 @@ class Scan:
     def give(
         self, record: Record, credit: int, now: float, wall_unix_ms: int, share: Share | None
     ) -> list[Push]:
-        """Give out from the record that holds `frontier`, as `Delivery.give` says."""
+        """Give messages for the first time, from the record that holds `frontier` or the next one.
+        Takes at most `credit` messages, and moves `frontier`."""
         if not self._waiting.begun:
             self._waiting.begin(now, wall_unix_ms)
         self.again_at = None

@@ -72,7 +72,8 @@ class Bucket:
         return take_all(((self, cost),), now=now)
 
     def after_s(self, cost: int, *, now: float) -> float:
-        """Return what `take` would, but charge nothing. Raises ValueError, as `take`."""
+        """Return the number of seconds until `cost` units are admitted, 0 for now, and charge
+        nothing. Raises ValueError: more than the burst never fits."""
         at_ns = nanoseconds(now)
         wait_ns = self.wait_ns(cost, at_ns)
         return _until(at_ns + wait_ns, now) if wait_ns else 0.0
@@ -105,7 +106,9 @@ class Bucket:
 
 
 def take_all(charges: Sequence[tuple[Bucket, int]], *, now: float) -> float:
-    """Charge several buckets, all or none, and return what `Bucket.take` would."""
+    """Charge several buckets, and return 0. If any would hold too much, none is charged. The result
+    is then the number of seconds after which all are charged, if nothing else is charged before.
+    Raises ValueError: more than a burst never fits."""
     at_ns = int(now * _NS)
     if pour_all(charges, at_ns):
         return 0.0

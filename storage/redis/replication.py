@@ -129,7 +129,8 @@ def addresses_of(replication: Mapping[str, str]) -> list[Address]:
 
 
 def unready(told: Mapping[str, str]) -> str:
-    """Return the reason why a replica must not be counted, by its INFO persistence; "": it counts.
+    """Return the reason, by its INFO persistence, why a replica must not be counted among those
+    that make messages safe; "": it counts.
 
     Source: https://redis.io/docs/latest/commands/info/
     """

@@ -42,7 +42,7 @@ class Change:
     retries: list[Retry] = field(default_factory=list)
     retries_gone: list[int] = field(default_factory=list)
     aside: dict[int, int] = field(default_factory=dict)
-    """offset -> key hash of offsets that are new in a side line."""
+    """offset -> key hash of offsets that are newly set aside in their key's side line."""
     aside_gone: dict[int, int] = field(default_factory=dict)
     parked: list[Parked] = field(default_factory=list)
     unparked: list[int] = field(default_factory=list)
@@ -108,9 +108,13 @@ class GroupCursor:
 
     # enforces: R14, R15, R22
     def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> int | None:
-        """Raise the epoch for a new owner (R15). Returns the epoch before, if that was this owner's
-        too (R22). A repetition with the token that owns it already, because the answer was lost, is
-        the same start, of which nothing was given yet.
+        """Raise the epoch above the stored one and `epoch_seen`, for a new owner (R15). `token`
+        consists of the owner's name and a random part. `epoch_seen`: the highest epoch that the
+        caller knows of.
+
+        Returns the epoch before, if an owner of the same name had that one (R22), else None. A
+        repetition with the token that owns the cursor already, because the answer was lost, leaves
+        the epoch and returns the same again.
 
         Raises:
             Fenced: the assignment is older than one that owned this before (R14).

@@ -196,8 +196,9 @@ class WriteState:
         self._space = space
         self._partitions: OrderedDict[Partition, PartitionLog] = OrderedDict()
         self._totals: WeakValueDictionary[str, QueueTotal] = WeakValueDictionary()
-        """The totals of the queues that have a partition in memory. The logs hold a total. It
-        disappears with the last of them, when all that moved it has been written."""
+        """The totals of the queues that have a partition in memory. The logs of a queue's
+        partitions keep its total alive, and it disappears with the last of them. Every change of it
+        has been written by then, so the rows in the file give it again."""
         self._lines: OrderedDict[LineKey, ProducerLine] = OrderedDict()
         self._line_entries: dict[LineKey, int] = {}
         self._entries = 0

@@ -198,7 +198,7 @@ class WriteTask:
     future: "asyncio.Future[Any]"
     size: int
     is_background: bool = False
-    """Whether no caller waits for it, see `StoreWriter.submit`."""
+    """Whether no caller waits for it. One such task goes with each transaction of others."""
 
 
 Answer = tuple["asyncio.Future[Any]", Any, Exception | None]

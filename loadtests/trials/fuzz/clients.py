@@ -289,7 +289,8 @@ class _Talk:
 
 
 async def long_poll(fuzz: Fuzz, name: str, count: int) -> int:
-    """Run a session by long poll of up to `count` messages; return how many were sent."""
+    """Run a session by long poll of up to `count` messages. Return how many were sent, and 1 if
+    there were none, so that a caller that counts them comes to an end."""
     mutator, rest, notes = Mutator(fuzz.frames, fuzz.random(name)), Rest(fuzz.url), fuzz.notes
     owed: set[int] = set()
     batch = sent = 0

@@ -198,7 +198,8 @@ Step = Callable[[ShardServer], list[ReplicaAct]]
 
 class ShardRule(ABC):
     """The rule for one shard, while one manager leads. Times are seconds of its clock. `away_s`:
-    time after which a silent replica is taken out; `silent_s`: as in Absences."""
+    time after which a silent replica is taken out. `silent_s`: for how long, at least, each replica
+    had confirmed nothing when the previous manager looked last."""
 
     def __init__(
         self, *, away_s: float = AWAY_S, silent_s: Mapping[str, float] | None = None

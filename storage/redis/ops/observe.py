@@ -40,8 +40,12 @@ class TermSuperseded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WatchedShard:
-    """A shard to look at. `guards`: the places of its Sentinels, which call its primary `name`.
-    None: the primary is at `home` for good, or `in_cluster`, where `settings` find it."""
+    """A shard to look at. Its primary is found in one of three ways.
+
+    - By Sentinels: `guards` are their addresses, and they call the primary `name`.
+    - Without Sentinels `guards` is empty, and the primary is at `home` for good.
+    - `in_cluster`: the shard is a part of a Redis Cluster, and `settings.find` finds the primary.
+    """
 
     settings: Settings
     reach: Reach

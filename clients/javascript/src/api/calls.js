@@ -76,7 +76,7 @@ export class PulledMessage extends HttpMessage {
 
 /** The base of `Client`, with the calls over HTTP; `index.d.ts` describes them. */
 export class HttpCalls extends EventTarget {
-  /** Make a request, as `Http.request` does. */
+  /** Make a request over HTTP, and return the broker's answer. */
   async request(_method, _path, _body, _settings) {
     throw new Error("abstract");
   }

@@ -278,8 +278,9 @@ export class DeliveryLedger {
   }
 
   /**
-   * Ack a message that was handed out. With a ticket the ack is confirmed; see `onAckAnswer`.
-   * Without a ticket, acking an acked message does nothing.
+   * Ack a message that was handed out. With a ticket the ack is confirmed: `onAckAnswer` returns
+   * the ticket when the broker has answered. Without a ticket, acking an acked message does
+   * nothing.
    *
    * @throws {StaleDelivery} if the message is no longer this consumer's
    */
@@ -314,7 +315,7 @@ export class DeliveryLedger {
 
   /**
    * Return a message that was handed out, and with it the later held messages of its key. With a
-   * ticket the nack is confirmed; see `onNackAnswer`.
+   * ticket the nack is confirmed: `onNackAnswer` returns it when the broker has answered.
    *
    * @param {Message} message
    * @param {number} now

@@ -428,7 +428,8 @@ class Decided(_Decided, total=False):
     """A durable decision about parked keys."""
 
     refused: list[RefusedKeys]
-    """Keys to which nothing happened; absent if there are none."""
+    """Counts of keys that the decision left unchanged, by partition and reason. The dictionary has
+    no such item if there are none."""
 
 
 class Credit(TypedDict):

@@ -91,7 +91,7 @@ class Http(AdminCalls):
     Opens no session. Connections are opened by the first call.
 
     Raises:
-        ValueError: the token is invalid, or `ssl` is (as in `connect`).
+        ValueError: the token or a certificate file is invalid, or `ssl` is given for an http URL.
     """
 
     def __init__(self, url: str, *, token: Token = None, ssl: SSLContext | None = None) -> None:

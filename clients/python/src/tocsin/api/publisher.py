@@ -113,8 +113,8 @@ class Publisher:
     def publish(
         self, queue: str, message: NewMessage, timeout_s: float | None
     ) -> Awaitable[Receipt]:
-        """Publish a message, as Client.publish. If the lane has room, the message is queued when
-        this returns."""
+        """Publish a message; the result is its receipt, when it is durable. If the lane has room,
+        the message is queued when this returns."""
         data = self._encode(message)
         line = self._line(queue)
         deadline = self._deadline(timeout_s)
@@ -162,7 +162,7 @@ class Publisher:
         messages: Iterable[NewMessage | Mapping[str, Any]],
         timeout_s: float | None,
     ) -> list[Receipt]:
-        """Publish messages, as Client.publish_many."""
+        """Publish messages, and return their receipts, in order, when all are durable."""
         encoded = [self._encode_one(message) for message in messages]
         line = self._line(queue)
         if not encoded:

@@ -99,7 +99,8 @@ class LoopThread:
             self._loop.call_soon_threadsafe(task.cancel)
 
     def run(self, act: Callable[[], T]) -> T:
-        """Run a short function in the loop, and wait for it. Raises as `call`."""
+        """Run a short function in the loop, and wait for it. Raises what the function raises,
+        ClientClosed if the loop has been stopped, RuntimeError in the client's own thread."""
 
         async def work() -> T:
             return act()

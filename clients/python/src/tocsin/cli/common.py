@@ -94,7 +94,8 @@ class Negatives(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Treat the last negative number as an argument, if no option wants it."""
+        """Treat the last negative number, such as -5, as an argument if it would otherwise be an
+        unknown option."""
         try:
             return super().parse_args(ctx, list(args))
         except click.NoSuchOption:

@@ -81,7 +81,8 @@ class SqliteEffects:
         return Once(self, message)
 
     def forget(self, queue_id: str, *, partition: int | None = None, from_offset: int = 0) -> None:
-        """Let effects be applied again, as `Applied.forget`; durable when this returns."""
+        """Let the effects of a queue's messages be applied again, from an offset on. None: in all
+        partitions. Durable when this returns."""
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             try:

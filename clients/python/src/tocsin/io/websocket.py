@@ -216,8 +216,9 @@ async def open_websocket(
 
     Raises:
         OSError: no connection now; a later attempt may succeed.
-        CannotConnect: something answers, and lets no WebSocket through now.
-        NotABroker: something other than a broker answers, or lets no WebSocket through.
+        CannotConnect: something on the way refuses WebSockets now; a later attempt may succeed.
+        NotABroker: the server is no broker, or something on the way never lets a WebSocket
+            through. A later attempt fails, too.
         BrokerError: the broker refused, for example with Unauthorized.
     """
     parts = urlsplit(url)

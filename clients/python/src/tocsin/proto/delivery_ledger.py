@@ -286,8 +286,8 @@ class DeliveryLedger:
     def ack(self, message: Message, *, now: float, ticket: object = None) -> None:
         """Settle a message that was handed out.
 
-        With a ticket the ack is confirmed; see `AckLedger.on_ack_answer`. Without a ticket, acking
-        an acked message does nothing.
+        With a ticket the ack is confirmed: `AckLedger.on_ack_answer` returns the ticket when
+        the broker has answered. Without a ticket, acking an acked message does nothing.
 
         Raises:
             StaleDelivery: the message is no longer this consumer's.
@@ -339,7 +339,8 @@ class DeliveryLedger:
     ) -> None:
         """Return a message that was handed out, and with it the later held messages of its key.
 
-        With a ticket the nack is confirmed; see `on_nack_answer`.
+        With a ticket the nack is confirmed: `on_nack_answer` returns the ticket when the broker has
+        answered.
 
         Raises:
             StaleDelivery: the message is no longer this consumer's.
@@ -366,8 +367,8 @@ class DeliveryLedger:
     def on_nack_answer(self, ref: int, refused: Sequence[list[int]] = ()) -> Confirmations:
         """Handle the answer to a nack. Messages that the broker sends from now on may be let in.
 
-        Returns the tickets as `AckLedger.on_ack_answer` does. `refused` are the deliveries that the
-        broker did not return now.
+        Returns the tickets of the nack. `refused` are the deliveries that the broker did not return
+        now.
         """
         self._closed.on_nack_answer(ref)
         return self.acks.on_nack_answer(ref, refused)
