@@ -593,8 +593,7 @@ class OwnedPartition:
     # --- What the consumer says ----------------------------------------------------------------
 
     def ack_ordinary(self, push: int, delivery: list[int], now: float) -> int:
-        """Settle a whole delivery at once if all of it is in flight in this push, and no line waits
-        for any of it. Returns the number of messages settled. 0: nothing happened."""
+        """Settle a whole delivery if all of it is in flight and no line waits for it; else 0."""
         given = self.delivery.pushes.get(push)
         before = given.open if given is not None else 0
         count = self.delivery.ack_ordinary(push, delivery, 3, now=now)
@@ -619,10 +618,9 @@ class OwnedPartition:
         reason: str | None = None,
         reject: bool = False,
     ) -> Judged:
-        """Return first..last of a push, each a counted attempt, to be tried again after `delay_s`
-        or (None) the backoff. `reject`: not tried again. Revokes at once the later deliveries of
-        their keys, which return with them. `reason` is kept with the message, also in the dead
-        letters."""
+        """Return first..last of a push, each a counted attempt, with `reject` the last one. Revokes
+        at once the later deliveries of their keys. `delay_s` None: the backoff. `reason` is kept
+        with the message, also in the dead letters."""
         sealed = None
         if reason is not None:
             sealed = self._context.reasons.seal(self.partition, reason)

@@ -153,8 +153,7 @@ class GroupCommit:
 
     @property
     def is_calm(self) -> bool:
-        """Whether no lane's commits are known to be slow or to fail, so that `refusal` need not
-        look at them."""
+        """Whether no lane is known to have slow or failing commits."""
         return all(lane.is_calm for lane in self._lanes.values())
 
     def refusal(self, route: Route, count: int) -> Refused | None:

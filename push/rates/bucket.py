@@ -72,8 +72,8 @@ class Bucket:
         return take_all(((self, cost),), now=now)
 
     def after_s(self, cost: int, *, now: float) -> float:
-        """Return the number of seconds until `cost` units are admitted, 0 for now, and charge
-        nothing. Raises ValueError: more than the burst never fits."""
+        """Return the number of seconds until `cost` units are admitted (0: at once), and
+        charge nothing. Raises ValueError: more than the burst never fits."""
         at_ns = nanoseconds(now)
         wait_ns = self.wait_ns(cost, at_ns)
         return _until(at_ns + wait_ns, now) if wait_ns else 0.0
