@@ -319,7 +319,7 @@ TOKENS_MAX: Final = 10_000
 """API tokens and certificates of a broker; each is some 500 bytes in memory."""
 TICKETS_MAX: Final = 1000
 """Tickets that wait to be used, each for 30 s: 300 bytes each. Only the holder of a token makes
-some, and no principal has more than are left for others."""
+some. A principal gets no more when as many of its own wait as are free."""
 JWT_BYTES_MAX: Final = 8192
 JWTS_KEPT_MAX: Final = 10_000
 """JWTs whose verification is remembered; each is some 500 bytes."""
