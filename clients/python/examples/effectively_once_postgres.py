@@ -1,7 +1,7 @@
 """A ledger in PostgreSQL that books each message once, though messages may come twice.
 
-    pip install tocsin 'psycopg[binary]>=3.1'
-    python effectively_once_postgres.py postgresql:///ledger
+    pip install ./clients/python 'psycopg[binary]>=3.1'
+    python clients/python/examples/effectively_once_postgres.py postgresql:///ledger
 
 The same two tables and statements as with SQLite, in transactions of your own; here without an
 event loop. Start it as often as you like: PostgreSQL lets the transactions of different messages
