@@ -140,7 +140,7 @@ class Store:
                 "include /etc/redis/node.conf": f"include {folder}/common.conf",
                 "/etc/redis/": f"{folder}/",
                 "dir /var/lib/redis": f"dir {folder}",
-                "10.0.0.1 6379": "{} {}".format(*primary),
+                "10.0.3.11 6379": "{} {}".format(*primary),
                 "port 26379": f"port {port}",
                 "port 6379": f"port {port}",
                 **SMALLER,

@@ -70,7 +70,7 @@ class Setting:
         else:
             main = self._placed(_changed(main, paths), "26379")
         if self.primary is not None:
-            main = _changed(main, {"10.0.0.1 6379": "{} {}".format(*self.primary)})
+            main = _changed(main, {"10.0.3.11 6379": "{} {}".format(*self.primary)})
         main = _changed(main, {old: new for old, new in QUICKER.items() if old in main})
         lines = [main, *self.more]
         if self.bus_port:
