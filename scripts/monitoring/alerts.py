@@ -74,8 +74,8 @@ STORAGE: Final = (
           "Nothing can be published through a gateway.",
           "The disk or the store's memory is below its reserve, or the storage is unreachable. "
           "Stored messages are still delivered if the storage answers at all.",
-          "`tocsin admin status` says which. On one machine, make room on the disk; the store's file "
-          "does not become smaller. In Redis or Valkey, let consumers catch up, shorten "
+          "`tocsin admin status` says which. On one machine, make room on the disk; the store's "
+          "file does not become smaller. In Redis or Valkey, let consumers catch up, shorten "
           "`retention_s`, purge, or enlarge the store.",
           of_one("tocsin_storage_publishable", 0), of_one("tocsin_storage_publishable", 1), ONE),
     # Half open is the state when the storage works again and nobody publishes there.
