@@ -90,7 +90,8 @@ def purge(target: Target, name: str, group: str | None, yes: bool, as_json: bool
 
     With --group, every message of that group counts as settled, in flight or not. The group goes on
     with messages that are published from now on. Without --group, this is done for every group, and
-    readers do not get the messages either. Their disk space is free within minutes.
+    readers do not get the messages either. Within minutes the store uses their space for
+    new messages. The file of SQLite does not shrink.
 
     \b
     Examples:
