@@ -307,7 +307,7 @@ _GATEWAY: Final = (
     Metric(
         "tocsin_alert_posts_total",
         "counter",
-        "Calls of webhooks by outcome: told (the webhook took it), failed, refused (no such "
+        "Calls of webhooks by outcome: `told` (the webhook took it), `failed`, `refused` (no such "
         "webhook).",
         ("outcome",),
     ),
