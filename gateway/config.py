@@ -123,7 +123,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int | None = None
     """Port for metrics alone; None for no such port."""
     metrics_token: str | None = None
-    """Token of that port; None if everybody may scrape."""
+    """Bearer token that `metrics_port` asks for; None if everybody may scrape."""
     metrics_queues_max: int = limits.METRICS_QUEUES_MAX
     metrics_groups_max: int = limits.METRICS_GROUPS_MAX
     limit_principal: str = ""

@@ -83,8 +83,8 @@ because a slow line's acknowledgements may come in large steps."""
 TRANSIT_LOOK_S: Final = 5.0
 """Interval at which a lease is checked that does not run, because its message is in transit."""
 TRANSITS_KEPT_MAX: Final = 64
-"""Slow arrivals that are remembered for the leases of messages that have arrived. Each is at least
-a second of the line's time. The lease of an older message counts from when it was given."""
+"""Slow transfers of a session that are remembered, each of a second or longer. The lease of a
+message counts from its arrival, if that is among them, otherwise from when it was given."""
 
 # --- Sessions ----------------------------------------------------------------------------------
 SESSION_LINGER_S_MAX: Final = 300.0

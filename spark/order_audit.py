@@ -127,7 +127,7 @@ def _restore(place: Path) -> None:
 
 
 def _closed_us(lake: Lake) -> int | None:
-    """Return the Unix microseconds from which lines exist; None if none have been removed."""
+    """Return when the days whose lines were removed end, in Unix microseconds; None: none were."""
     date = lake.state()["closed_before"]
     if not date:
         return None
@@ -234,7 +234,7 @@ def _waiting(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _examples(findings: DataFrame) -> list[dict[str, Any]]:
-    """Return as many examples of each kind as fit, the earliest ones; certain ones first."""
+    """Return at most SHOWN_MAX findings, the earliest of each kind, certain ones first."""
     earliest = ("at_unix_us", "queue_id", "group", "partition", "first")
     of = Window.partitionBy("what", "certain").orderBy(*earliest)
     ranked = findings.where(~F.col("what").isin(order.WAITING, order.HOLE)).withColumn(

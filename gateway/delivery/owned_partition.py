@@ -101,7 +101,7 @@ class PartitionOwner(Protocol):
         """Free a reservation, because its messages will not be delivered."""
 
     def revoked(self, owned: "OwnedPartition", taken: list[Taken], reason: str) -> None:
-        """Inform it of deliveries that are no longer its own (R17)."""
+        """Inform the consumer that it no longer has these deliveries (R17)."""
 
     def arrived(self, owned: "OwnedPartition", push: Push) -> float | None:
         """Return from when the lease of this push counts; None: it is in transit (push.transit)."""

@@ -159,7 +159,7 @@ class SettledLine(_Span, tag="settled", kw_only=True, gc=False):
     group: str
     session: str | None = None
     transport: Carrier | None = None
-    """Transport of its session; None: the session had none at that moment."""
+    """Transport of the consumer's session; None: it had none when the message was settled."""
     outcome: SettlementOutcome
     reason: str | None = None
     """Reason of dead letters: exhausted, rejected, expired, overflow, skipped."""

@@ -70,7 +70,7 @@ class LongPoll:
         self._marked = 0
         """Number of the mark that the last batch is; 0 if it is none."""
         self._is_owed = False
-        """Whether frames that were given before the last batch was taken come after it."""
+        """Whether the last batch had no room for all frames: the next batch has the rest."""
         self._opened_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._reading = asyncio.Event()

@@ -62,7 +62,8 @@ class Subscriptions:
         self._credential = credential
         self._required_rights: dict[int, SubscriptionRight] = {}
         self._opening: dict[int, Consumer | None] = {}
-        """Subscriptions that are being opened, with the consumers that take their places."""
+        """Number of each subscription that is being opened → its consumer, which is joining the
+        group; None: not made yet, or a reader."""
         self._consumers: dict[int, Consumer] = {}
         self._readers: dict[int, Reader] = {}
 

@@ -51,7 +51,7 @@ class SessionTransport(Protocol):
 
     @property
     def is_in_transit(self) -> bool:
-        """Whether it waits until the client names what was pushed."""
+        """Whether pushes are on a slow line, and the client has not named their arrival yet."""
 
     def on_named(self, given_at: float) -> None:
         """Note that the client has named something that was pushed then."""

@@ -89,7 +89,8 @@ class MessageReader:
         self.bytes_max = bytes_max
         """Largest size of a message. It may change between two messages."""
         self._buffer: bytearray | None = None
-        """The last part of an incomplete frame, less than PIECE_BYTES."""
+        """The end of what was received of an incomplete frame, less than PIECE_BYTES; the rest is
+        in `_pieces`. None: no frame is incomplete."""
         self._pieces: list[bytes] | None = None
         """The pieces before that part."""
         self._size = 0

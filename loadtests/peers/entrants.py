@@ -45,7 +45,7 @@ class Entrant:
     ordering: str
     """The way in which a key stays in order between publisher and consumer."""
     batch: str
-    """The form in which a hundred waiting messages are sent."""
+    """A text for the table: how a producer of this entrant sends a hundred messages that wait."""
     reader: str
     """The kind of each of many readers."""
     scenarios: tuple[str, ...]

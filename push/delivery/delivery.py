@@ -81,7 +81,7 @@ class Delivery:
         self.draining = False
         self.drain_deadline = float("inf")
         self.lapsed_at = float("-inf")
-        """The latest time at which a message was given whose lease ended by itself."""
+        """The time at which the latest message was given whose lease ended without an ack."""
         self.leases = Leases()
         self.waiting = Waiting(
             place,

@@ -31,7 +31,7 @@ class DeliverySettings:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The epoch before an owner's own, for deliveries that are adopted from it (R22)."""
+    """The epoch before the owner's own, and what is needed to adopt its deliveries (R22)."""
 
     epoch: int | None
     """The number of that epoch; None: its owner was another one."""

@@ -291,8 +291,8 @@ class Placing:
     hook: ScaleHook | None = None
     hot_share: float = HOT_SHARE
     nodes: Callable[[], NodeClient] | None = None
-    """Client of the metadata service, if gateways have the catalog from one; it may work over
-    another database than the first cluster. None if the catalog is there."""
+    """Client of the metadata service, if gateways get the catalog from one. It may work over
+    another database than the first storage cluster. None if the catalog is in that cluster."""
 
 
 class PlacingDuty:

@@ -165,7 +165,8 @@ class Watch:
         self.answers = True
         """Whether the primary was there, with the store, at the last look."""
         self.waits_for = ""
-        """The reason why the level `all` is not met, at the last look; "": it is."""
+        """The reason why writes of the durability level `all` wait, at the last look; "": they do
+        not."""
         self.seen = ""
         """The primary, its replicas and its memory at the last look, for people."""
         self._link: Connection | None = None
