@@ -28,7 +28,7 @@ class QueueAlert(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     name: str
     when: Literal["lag", "oldest_age_s", "depth", "dead_letters", "parked_keys"]
     above: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-    lasts_s: Annotated[float, msgspec.Meta(ge=0, le=86_400.0)] = 60
+    lasts_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60
     """Seconds that the value must stay above before the alert is sent."""
     group: str | None = None
     """A group's name; None for the group that is furthest behind."""

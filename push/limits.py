@@ -279,7 +279,7 @@ show them once more."""
 DRAIN_S: Final = 30.0
 """The longest a moving partition waits for its old owner (R20)."""
 BACKOFF_S_MAX: Final = 3600.0
-DELAY_S_MAX: Final = 86_400.0
+DELAY_S_MAX: Final = 86_400
 
 # --- Queues and groups -------------------------------------------------------------------------
 PARTITIONS_MAX: Final = 1024
