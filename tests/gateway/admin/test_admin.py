@@ -233,7 +233,7 @@ async def test_the_command_asks_for_the_name_on_a_terminal(
     arguments = ("delete-queue", "orders", "--data-dir", str(data_dir))
     wrong = await run(*arguments, stdin="order\n")
     assert wrong.exit_code == 1
-    assert "nothing was done" in wrong.output
+    assert "Nothing was done" in wrong.output
     assert "deletes the queue orders with 0 messages and 0 groups, for good" in wrong.output
     assert names(broker) == ["orders"]
     right = await run(*arguments, stdin="orders\n")
