@@ -467,7 +467,7 @@ def test_a_user_without_a_home_is_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
         raise KeyError
 
     monkeypatch.setattr("pwd.getpwuid", no_entry)
-    assert "TOCSIN_DATA_DIR names the folder" in refused()
+    assert "--data-dir or TOCSIN_DATA_DIR" in refused()
 
 
 def test_a_page_that_cannot_be_written_is_a_sentence_before_the_work(tmp_path: Path) -> None:
@@ -484,7 +484,7 @@ def test_logs_need_a_lake_of_their_own_and_usage_needs_logs(tmp_path: Path) -> N
     logs = ["--logs", str(tmp_path)]
     for arguments, said in (
         (logs, "--logs needs --lake"),
-        (["--usage", str(tmp_path)], "--usage belongs to --logs"),
+        (["--usage", str(tmp_path)], "--usage needs --logs"),
     ):
         done = CliRunner(env={"HOME": str(tmp_path)}).invoke(cli, ["report", *arguments])
         assert done.exit_code == 2

@@ -160,7 +160,7 @@ def test_a_cluster_that_is_killed_takes_its_parts_along(tmp_path: Path) -> None:
         port = shown["url"].rpartition(":")[2]
         third = Run(tmp_path / "other", "--port", port)
         assert third.process.wait(WAIT_S) == 1
-        assert "choose another by --port" in third.process.communicate()[1]
+        assert "choose another one by --port" in third.process.communicate()[1]
         run.process.kill()
         assert gone(found)
     assert (folder / "logs").exists()

@@ -138,7 +138,7 @@ def test_wrong_files_of_a_client_are_named(
 
 
 def test_a_context_for_a_url_without_tls_is_a_mistake(broker: Broker) -> None:
-    with pytest.raises(ValueError, match="ssl is for https://"):
+    with pytest.raises(ValueError, match="ssl needs an https:// URL"):
         tocsin.connect("http://127.0.0.1:1", ssl=broker.trusted)
 
 

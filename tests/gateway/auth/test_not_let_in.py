@@ -126,4 +126,4 @@ def test_who_lacks_a_right_is_not_advised_to_take_the_brokers_token() -> None:
         sentence = explain(Unauthorized(code, "this needs the right to manage"))
         assert ("TOCSIN_TOKEN" in sentence) is is_told
         assert "the broker's token" not in sentence
-    assert "makes a token with that right" in explain(Unauthorized("forbidden", "x"))
+    assert "for a token with that right" in explain(Unauthorized("forbidden", "x"))
