@@ -39,7 +39,8 @@ thousand sockets send all of one but its last byte.]"""
 FRAMES_PER_MESSAGE_MAX: Final = 256
 """Frames in one WebSocket message, when a client sends an array of them."""
 RANGES_PER_FRAME_MAX: Final = 4096
-"""Deliveries and ranges named in one ack, nack or extend."""
+"""Deliveries that one ack, nack or extend may name; and the same number of ranges, summed over all
+of them."""
 REQUEST_HEADER_BYTES_MAX: Final = 16 * 1024
 REQUEST_HEADER_TIMEOUT_S: Final = 10.0
 """From the first byte awaited to the end of the request's header. [Slowloris.]"""

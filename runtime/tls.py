@@ -193,7 +193,7 @@ class Tls:
             await self.reload()
 
     async def reload(self) -> None:
-        """Use the files now."""
+        """Use the files now. If they are bad, the former certificate stays in use."""
         try:
             context = await asyncio.to_thread(load_context, self._files, wall=self._wall())
         except StartError as error:

@@ -306,7 +306,7 @@ def forget_server(address: str, storage: str | None, cluster: str | None) -> Non
 
 
 async def _forget(target: Target, place: str) -> bool:
-    """Forget a server, and return whether it was one of this cluster's."""
+    """Forget a server. Returns False if the managers have not excluded it, or it is unknown."""
     parts = await target.parts()
     found = [await redis_provision.forget_server(part.settings, place) for part in parts]
     return any(found)

@@ -148,7 +148,7 @@ class _Crew:
         return len(receipts)
 
     async def ask_for_queues(self, until_s: float) -> None:
-        """Request new queues. Each must be refused, in time and with a time to retry."""
+        """Request new queues. Each must be refused in time."""
         rest = Rest(self._url)
         while time.monotonic() < until_s:
             name = f"new{len(self.made)}"

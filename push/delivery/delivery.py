@@ -81,7 +81,7 @@ class Delivery:
         self.draining = False
         self.drain_deadline = float("inf")
         self.lapsed_at = float("-inf")
-        """The time at which the latest message was given whose lease ended without an ack."""
+        """The time at which the latest message was given of those whose leases ended last."""
         self.leases = Leases()
         self.waiting = Waiting(
             place,

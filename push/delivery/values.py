@@ -31,7 +31,8 @@ class DeliverySettings:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The epoch before the owner's own, and what is needed to adopt its deliveries (R22)."""
+    """What an owner needs to adopt deliveries of the epoch before its own, if that was its own,
+    too (R22)."""
 
     epoch: int | None
     """The number of that epoch; None: its owner was another one."""

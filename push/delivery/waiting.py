@@ -480,7 +480,7 @@ class Waiting:
         self.lines.settle_down(line, now)
 
     def side_not_loaded(self, key: int, now: float) -> None:
-        """Want a side line again that could not be read."""
+        """Want a side line again, at once, that could not be read."""
         line = self.lines.by_key.get(key)
         if line is not None and line.loading is not None:
             line.loading = None

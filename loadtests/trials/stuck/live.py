@@ -23,7 +23,8 @@ _BEFORE: Final = 40_000
 _PRODUCERS: Final = 4
 _FRAME_MESSAGES: Final = 100
 _WINDOW: Final = 20_000
-"""The window of the benchmark's batch100."""
+"""Most healthy messages that are published and not settled yet, as in the benchmark's
+batch100."""
 _WAIT_S: Final = 120.0
 
 

@@ -138,7 +138,8 @@ class ReconnectDelay:
         return close_codes.may_reconnect(close_code)
 
     def next_delay_s(self, *, now: float) -> float:
-        """Return the delay before the next attempt, in seconds; the one after it is longer."""
+        """Return the delay before the next attempt, in seconds. It is random up to a bound, which
+        doubles with each attempt, unless the gateway named the delay."""
         if self._advised_at is not None:
             advised_at, self._advised_at = self._advised_at, None
             return max(0.0, advised_at - now)

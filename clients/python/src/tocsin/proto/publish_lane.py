@@ -304,7 +304,8 @@ class Lane:
         return pause_s * self._rng.uniform(0.5, 1.5)
 
     def _refuse(self, entry: _Entry, error: BrokerError, now: float) -> bool:
-        """Settle or keep a refused message. Returns whether it will be sent again."""
+        """Settle or keep a refused message. Returns whether it will be sent again, which is False,
+        too, if its caller has given up."""
         if not error.retry:
             self._settle(entry, error)
             return False
