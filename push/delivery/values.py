@@ -31,8 +31,8 @@ class DeliverySettings:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What an owner needs to adopt deliveries of the epoch before its own, if that was its own,
-    too (R22)."""
+    """The epoch before an owner's own: what it needs to adopt deliveries of it, if that epoch was
+    its own, too (R22)."""
 
     epoch: int | None
     """The number of that epoch; None: its owner was another one."""
