@@ -174,8 +174,8 @@ def test_who_comes_back_and_knows_one_that_is_out_forgets_it_first() -> None:
 
 
 def test_a_node_of_another_shard_that_knows_one_that_is_out_forgets_it() -> None:
-    """Its disk was restored, for instance. It is no replica here, so nothing else looks at it, and
-    it would tell the others."""
+    """A restored disk, for instance. The node is no replica of this shard, so nothing else looks at
+    what it knows, and it would tell the other nodes."""
     shard, manager = taken_out()
     assert run(shard, manager, 30.0, 3) == []
     shard.knows[Q].add("id-s")
