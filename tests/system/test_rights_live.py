@@ -40,7 +40,7 @@ async def test_what_is_forbidden_is_an_exception_that_names_the_right(
     async with tocsin.connect(locked.url, token=mine, transport=transport) as client:
         with pytest.raises(tocsin.Unauthorized, match="right to publish, on the queue 'orders'"):
             await client.publish("orders", 1)
-        with pytest.raises(tocsin.Unauthorized, match="not on the key 'yours'"):
+        with pytest.raises(tocsin.Unauthorized, match="not the key 'yours'"):
             await client.publish("feed", 1, key="yours")
         assert (await client.publish("feed", {"n": 2}, key="mine")).offset == 1
         for name in ("orders", "ghost"):
