@@ -431,8 +431,8 @@ class Admission(NamedTuple):
     credential: str = "operator"
     """Name of the credential, without any secret: its end ends all that it has admitted."""
     is_cookie: bool = False
-    """Whether it came as a cookie, which makes neither tickets nor cookies: access would never
-    end."""
+    """Whether the credential came as a cookie. It is given neither tickets nor a new cookie,
+    because it could otherwise extend its own access for ever."""
     limits: Limits = NONE
     """Limits of this credential, in addition to those of its principal and address."""
 

@@ -3,9 +3,10 @@
 Places. A queue is spread over all clusters that take new partitions, zone by zone. So a lost
 cluster takes a part of each queue with it, and not all of some. A cluster with more room takes
 more. Nothing new goes to a cluster that is hot or away. If all are hot, the queue is created all
-the same, where there is most room. An empty queue takes no room, dead letters need their queue at
-any time, and publishing stops by itself below the reserve (R29). If no cluster answers, the queue
-is refused. The same facts and queue give the same places on every gateway.
+the same, and is spread over all of them. There are three reasons: an empty queue takes no room,
+dead letters need their queue at any time, and publishing stops by itself below the reserve (R29).
+If no cluster answers, the queue is refused. The same facts and queue give the same places on every
+gateway.
 
     well ── used ≥ hot_share ──▶ hot ── used < hot_share - COOLER ──▶ well
     any  ── not answered for AWAY_S ──▶ away ── answers ──▶ well or hot
@@ -16,7 +17,7 @@ changed, and not at each probe.
 
     enough ── all that answer are hot, for HOLD_S ──▶ add
     enough ── all are idle, two at least, one of them empty, for HOLD_S ──▶ remove
-    add, remove ── it is not so any more, for HOLD_S ──▶ enough
+    add, remove ── the condition no longer holds, for HOLD_S ──▶ enough
 
 Wishes. Each wish for more or fewer clusters has a number, and is kept in the catalog before its
 hook is called. So a manager that takes over knows the last one. It calls again, under the same
@@ -54,7 +55,8 @@ class Candidate:
 
     @property
     def free_share(self) -> float:
-        """Free share, always above 0, so that shares can be compared."""
+        """Free share of the cluster's memory or disk, always above 0, so that it can
+        be a divisor."""
         used = USED_UNKNOWN if self.used_share is None else self.used_share
         return max(FREE_MIN, 1 - used)
 

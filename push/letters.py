@@ -81,7 +81,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """Number of verdicts that answer it."""
+        """Number of deliveries that the letter names. Its answer has one character for each."""
         return sum(last - first + 1 for _, first, last in self.runs)
 
     def encode(self) -> bytes:
@@ -102,7 +102,7 @@ class Unpark(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """Number of verdicts that answer it."""
+        """Number of parked keys that the decision names. Its answer has one character for each."""
         return len(self.keys)
 
     def encode(self) -> bytes:

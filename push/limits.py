@@ -390,7 +390,7 @@ OFFSET_MAX: Final = (1 << 40) - 1
 """Offsets of a partition; a record's row id is partition << 40 | offset. 348 years at 100/s."""
 
 ALERTS_MAX: Final = 16
-"""Alerts of a queue."""
+"""Largest number of alerts that one queue may have."""
 METRICS_QUEUES_MAX: Final = 50
 METRICS_GROUPS_MAX: Final = 100
 """Queues and groups that have labels of their own in /metrics. Two histograms of 18 buckets are

@@ -263,8 +263,9 @@ _EARLIER_HEADER: Final = DEAD_LETTER_HEADER + "earlier"
 """Header with the earlier deaths as JSON: the other headers each time, without the begin of their
 names; the first death first."""
 EARLIER_DEATHS_MAX: Final = 8
-"""Number of earlier deaths that are kept: the first one, and the latest. [Two queues are made each
-other's dead-letter queues at the same moment, and a message goes round for ever.]"""
+"""Number of earlier deaths that a message keeps: the first one, and the latest seven. [Without a
+bound: two queues are made each other's dead-letter queues at the same moment, and a message goes
+round for ever, and grows.]"""
 _EARLIER_DECODER: Final = msgspec.json.Decoder(list[dict[str, str]])
 Headers = Mapping[str, str] | None
 

@@ -40,7 +40,8 @@ class Receipt(NamedTuple):
 
 # enforces: R1, R24
 class Receipts:
-    """The codec of receipts. All gateways of a broker share its secret `key` of 32 bytes."""
+    """The codec of the receipts that a pull returns, which an ack over HTTP brings back. All
+    gateways of a broker share the secret `key` of 32 bytes."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:

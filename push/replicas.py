@@ -76,9 +76,9 @@ class ShardView:
     silent: Mapping[str, str] = field(default_factory=dict)
     """Reason by place of each server and Sentinel that did not answer."""
     replicas: int = 0
-    """Number of replicas that could be elected, according to the shard (R)."""
+    """R, the number of replicas that could be elected, as the shard itself has recorded it."""
     out: frozenset[str] = frozenset()
-    """Replicas that are not counted in it, according to the shard."""
+    """Replicas that R does not count, as the shard itself has recorded them."""
     users: Mapping[str, str] = field(default_factory=dict)
     """The user of every server that was ever seen, by its place; in a Cluster its id."""
     knows: Mapping[str, frozenset[str]] = field(default_factory=dict)

@@ -182,8 +182,8 @@ class CursorWrite:
     dead: tuple[Dead, ...] = ()
     ended: tuple[Range, ...] = ()
     """The offsets of `settled` or `dead` that were given out and then settled by no ack
-    (dead-lettered, or no longer retained). The cursor keeps ENDED_RANGES_MAX of these, for the next
-    owner to tell a late ack (R21)."""
+    (dead-lettered, or no longer retained). The cursor keeps up to ENDED_RANGES_MAX such
+    ranges, so that the next owner recognizes an ack that comes too late (R21)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,9 @@ def _band(part: Break, kind: str, said: str) -> str:
 
 
 def _times(axis: Axis) -> list[str]:
-    """Return the ticks below a plot, and the marks of gaps, and of cuts with their two strokes."""
+    """Return SVG elements: a band for each gap, in which nothing was delivered; a band and two
+    strokes on the axis for each cut, a long gap that was left out; and the ticks with their
+    texts below the plot."""
     parts = [
         _band(gap, "gap", f"nothing delivered: {period(gap.first, gap.end)}") for gap in axis.gaps()
     ]

@@ -136,7 +136,8 @@ def _activity(lake: Lake, table: Callable[[str], DataFrame]) -> tuple[int, list[
 
 
 def _done(counts: DataFrame, unit: int) -> list[dict[str, Any]]:
-    """Return (start, gateway, and messages by _TOTALS)."""
+    """Return a row for each time step of `unit` seconds and each gateway. It has `start`, `gateway`
+    and a number of messages for each name in _TOTALS."""
     is_unknown = (F.col("kind") == CERTIFIED) & (F.col("what") == UNKNOWN)
     conditions = {kind: (F.col("kind") == kind) & ~is_unknown for kind in _KINDS}
     for outcome in _TOTALS[len(_KINDS) :]:
@@ -242,8 +243,9 @@ def _keys(hours: DataFrame) -> Top:
 
 
 def _usage(used: DataFrame) -> Usage:
-    """Return the table itself if it is short; otherwise its sums, and the rows without
-    explanation."""
+    """Return the usage by day and tenant, with its sums by day, by tenant and over all. Of each,
+    the first USED_MAX rows come: those with the largest unexplained difference to the usage log,
+    then those with most messages."""
     sums = [
         F.sum(name).alias(name)
         for name in (

@@ -218,8 +218,9 @@ def _written(spark: SparkSession, lake: Lake, fresh: list[File]) -> DataFrame | 
 def _corrected(
     spark: SparkSession, fresh: list[File], of_file: dict[str, int], known: Known
 ) -> bool:
-    """Return whether a file did not have as many lines as its last line says. If the file still
-    exists, this becomes its fault."""
+    """Find the fresh files whose number of lines is not the one that their last line states.
+    Returns whether there are any. Each that is still the same in its folder gets the fault
+    WRONG_COUNT."""
     wrong = [
         file for file in fresh if not file.fault and of_file.get(file.name, 0) != file.lines + 1
     ]

@@ -2,8 +2,9 @@
 
 The names are those of docs/operations/delivery-log.md. A line is one JSON object of one `kind`, in
 which null and 0 are left out. LINE has the fields of all kinds. SPANS has the columns of a table
-for each kind, one row a line. A line without a REQUIRED field is damaged. A new kind is an entry in
-each of KINDS, SPANS, REQUIRED and TIME, with its fields in LINE.
+for each kind, one row a line. A line without a REQUIRED field is damaged. TIME has the fields of
+each kind that decide the hour of a line. A new kind is an entry in each of KINDS, SPANS, REQUIRED
+and TIME, with its fields in LINE.
 """
 
 from typing import Final

@@ -95,7 +95,8 @@ class GroupRuntime:
         """The newest epoch per partition that was owned here and has ended."""
         self.closed = False
         self.left_at = asyncio.get_running_loop().time()
-        """The time at which its last member left, if it has none (R11)."""
+        """Time from which the group counts as abandoned while it has no member here (R11): that at
+        which the last one left, or at which other gateways were seen to have had members."""
         self.part = MembershipRow(metadata, presence, group.group_id, self)
         """This gateway's part of the group's row."""
         self._owning: dict[int, asyncio.Task[None]] = {}

@@ -281,7 +281,9 @@ class Janitor:
         await self._expiry.look_here(now=now)
 
     async def look(self) -> None:
-        """Trim everything that was touched."""
+        """Delete what is not needed any more in the partitions that were touched since the last
+        look, after overflowing queues have been relieved. What cannot be done now is tried
+        again."""
         touched, self._touched = self._touched, set()
         for queue_id in {partition.queue_id for partition in touched}:
             try:

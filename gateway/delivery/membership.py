@@ -286,7 +286,7 @@ class MembershipRow:
         """The earliest time of the next write, by the loop's clock."""
         self._is_due = False
         self._noticed = 0
-        """The newest generation that a notice named."""
+        """The newest generation of the row that another gateway's notice named; 0 if it is read."""
         self._writing: asyncio.Task[None] | None = None
         self._look_again: asyncio.TimerHandle | None = None
 

@@ -27,7 +27,8 @@ _FORGET_S: Final = 1.0
 
 
 class Presence:
-    """Beats of this gateway, and what it learns from the beats of the others."""
+    """The heartbeats by which gateways of a shared catalog know of each other: those that this one
+    writes, and what it learns from those of the others, such as who is dead."""
 
     def __init__(
         self,

@@ -381,9 +381,10 @@ class OwnerServer:
         return _Verdicts(STALE * letter.count, None)
 
     async def _look_up(self, place: CursorPlace, letter_id: str, letter: Letter) -> None:
-        """Answer an ack for an earlier owner elsewhere. It may have counted there, and the answer
-        was lost with that owner. Deliveries that are not settled now, or were settled by no ack,
-        did not count and will not, because a newer epoch exists."""
+        """Look up the messages of an ack whose owner, at another gateway, has been replaced, and
+        write the answer. A message that is settled now may have been settled by this ack, and only
+        the owner's answer was lost: PERHAPS. One that is not settled, or was settled without any
+        ack, was not settled by this ack and will not be, because a newer epoch exists: STALE."""
         said = ""
         try:
             for _, first, last in letter.runs:

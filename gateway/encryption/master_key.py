@@ -113,8 +113,8 @@ def read_keys(path: Path) -> list[bytes]:
     """Read the keys of a file, the one in use first.
 
     Raises:
-        Refused: storage_unavailable, if the file is missing, unreadable or has no valid keys. The
-            text contains no key.
+        Refused: storage_unavailable, if the file is missing, unreadable or too large, has no key,
+            or has a line that is not a valid key. The text contains no key.
     """
     try:
         raw = path.read_bytes()

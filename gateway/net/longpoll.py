@@ -68,7 +68,8 @@ class LongPoll:
         self._transit: Transit | None = None
         """None if no batch was large. A large batch is a mark, which the next poll answers."""
         self._marked = 0
-        """Number of the mark that the last batch is; 0 if it is none."""
+        """Number that `Transit.mark` gave the last batch; 0 if it gave none, because the batch was
+        small, or if the batch has arrived."""
         self._is_owed = False
         """Whether the last batch had no room for all frames: the next batch has the rest."""
         self._opened_at = 0.0

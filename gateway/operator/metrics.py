@@ -30,7 +30,7 @@ from gateway.operator.describe import GroupStats, QueueStats, QueueStatsCache, a
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Group, Principal, Queue, dead_letter_name
 from metadata.port import Metadata
-from push.delivery import COUNTED, Tally, of_line
+from push.delivery import COUNTED, Tally, waits_for
 from push.errors import Refused, TocsinError
 from push.storage_port import Storage, StorageState
 from runtime.loop.fairness import TimeSlices
@@ -148,8 +148,9 @@ async def put_group_load(samples: Samples, labels: Labels, groups: Groups, group
         for first in range(0, len(lines), _LINES_PER_LOOK):
             await slices.yield_if_over()
             for line in lines[first : first + _LINES_PER_LOOK]:
-                if not line.empty:
-                    causes[of_line(line, now) or "ready"] += 1
+                found = waits_for(line, now)
+                if found is not None:
+                    causes[found] += 1
     for cause, count in causes.items():
         samples.put("tocsin_group_held_keys", count, *labels, cause)
 
@@ -189,8 +190,9 @@ async def _dead_letters(sources: Sources, queue: Queue) -> int:
 
 @dataclass(slots=True)
 class RemoteFigures:
-    """Depth and lag of all queues that share a label, as of the last whole round over them. A round
-    begins with a scrape if the last round is old. Without scrapes nothing is read."""
+    """Depth and lag of the queues that have no label of their own, because there are too many. They
+    are summed under one label, as of the last whole round over them. A round begins with a scrape
+    if the last round is old. Without scrapes nothing is read."""
 
     sources: Sources
     samples: Samples = field(default_factory=Samples)
@@ -390,6 +392,7 @@ class GatewayMetrics:
             lane = str(number)
             samples.put("tocsin_commits_total", commits.total, lane)
             samples.spread("tocsin_commit_messages", commits.messages, lane)
+            samples.put("tocsin_commit_records_total", commits.records_total, lane)
             samples.spread("tocsin_commit_seconds", commits.took_s, lane)
             samples.put("tocsin_commits_under_way", len(commits), lane)
             samples.put("tocsin_commits_slow_total", commits.slow_total, lane)

@@ -72,7 +72,8 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Begin = Callable[[Removed], Awaitable[None]]
-"""Callback that is awaited before the act, with what the act removes."""
+"""Callback that is awaited before messages are removed, with what is to be removed. If it raises,
+nothing is removed."""
 
 
 def check_agreed(what: str, removed: Removed, deletes_max: int, advice: str = "") -> None:

@@ -43,7 +43,8 @@ class ChangedSettings:
 
 
 class SettingsChanges:
-    """Changes of settings."""
+    """The operations that change the settings of a queue or a group. They count first what the
+    change would remove, and refuse it if that is more than the caller has agreed to."""
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
 WaitingKeys     the lists. If a partition has an owner here, its memory is listed; if not, the
                 durable state. A page ends when it is full, or when reading the texts of the keys
                 would read too much (P9)
-find_in_log     the messages of some keys in the log, from the position of a group on: one
-                bounded read, which says how far it came (P9)
+find_in_log     the messages of some keys in the log, from the position of a group on: it
+                reads up to a bound, and says whether it came to the end (P9)
 count_waiting   how many messages of a key wait in all. Explanations, lists of waiting keys and
                 lists of parked keys count alike, because they count here
 MessageLookup   messages by their offsets, for showing the first message of a key

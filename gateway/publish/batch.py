@@ -112,7 +112,7 @@ class PendingPublish:
         self.keys = keys
         """The keys that may be published to. A message of another key is refused alone (P11)."""
         self.origin = origin
-        """The publish as the delivery log knows it; None if the log has nothing of it."""
+        """The entry of this publish for the delivery log; None: it has none."""
         self.outcomes: list[Outcome] = [NO_ANSWER] * len(messages)
         self.remaining = len(messages)
         """Number of messages without an outcome."""

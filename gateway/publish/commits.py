@@ -92,8 +92,8 @@ class GroupCommit:
         in_parts: bool = False,
     ) -> None:
         """`is_unmade`: whether a queue that the storage does not have is yet to be made there.
-        `in_parts`: the storage has lanes of several servers for sure, also before anybody has
-        published to most of them."""
+        `in_parts`: whether the storage has several servers, whose lanes fail apart. The lanes
+        themselves become known only when somebody publishes there."""
         self.storage = storage
         self.tail = tail
         self.share = share
@@ -157,8 +157,7 @@ class GroupCommit:
         return all(lane.is_calm for lane in self._lanes.values())
 
     def refusal(self, route: Route, count: int) -> Refused | None:
-        """Return why a publish of `count` messages to this queue is refused before anything is done
-        with it; None if it is not."""
+        """Return why a publish of `count` messages to this queue is refused; None if it is not."""
         if not self.is_calm:
             refused = self._storage_refusal(route)
             if refused is not None:
@@ -501,6 +500,7 @@ class Committer:
         self.is_calm = True
         """Whether no commit is known to be slow or to have failed. False: `refusal` looks again."""
         self.total = 0
+        self.records_total = 0
         self.messages_total = 0
         self.slow_total = 0
         self.unknown_total = 0
@@ -555,8 +555,7 @@ class Committer:
     # --- Health of the storage -----------------------------------------------------------------
 
     def refusal(self) -> Refused | None:
-        """Return why a new publish is refused before anything is done with it; None if it is
-        not."""
+        """Return why new publishes to this lane are refused; None if they are not."""
         now = asyncio.get_running_loop().time()
         age = self.age(now)
         if age >= limits.COMMIT_SLOW_S:
@@ -712,6 +711,7 @@ class Committer:
         self.took_s.add((times.certified_us - times.asked_us) / 1e6)
         self.messages.add(sum(len(record.builder) for record in commit.batch))
         self.total += 1
+        self.records_total += len(commit.batch)
         completed: list[tuple[OpenRecord, Header, Appended]] = []
         for at, (record, result) in enumerate(zip(commit.batch, results, strict=True)):
             left = self._appending.pop(record.partition) - 1

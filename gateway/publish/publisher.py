@@ -44,8 +44,8 @@ class Publisher:
         in_parts: bool = False,
     ) -> None:
         """`is_unmade`: whether a queue that the storage does not have is yet to be made there.
-        `in_parts`: the storage has lanes of several servers for sure, also before anybody has
-        published to most of them."""
+        `in_parts`: whether the storage has several servers, whose lanes fail apart. The lanes
+        themselves become known only when somebody publishes there."""
         self._counters = counters
         self._tombstones = tombstones
         self._log = log

@@ -78,6 +78,8 @@ def bench(  # noqa: PLR0917 - click passes them by name
     sdk100    the same through the Python SDK: await client.publish from tasks, async for
     single    one message a frame, many in flight
     open10k   10,000 messages a second on a fixed schedule; latency from the scheduled time
+    open1k    the same with 1,000 a second, and open5k with 5,000
+    open10k-1 open10k over one partition instead of 16, and open10k-64 over 64
     fanout5k  5,000 readers of one queue; CPU and rate per recipient
     idle      resident memory per connection that holds one reader
     polls     the same for sessions by long poll, and the CPU time that waiting takes
@@ -85,9 +87,10 @@ def bench(  # noqa: PLR0917 - click passes them by name
     queues    the cost of a message over 10 queues, and over 10,000
     keys      the cost of a message of 1,000 keys, and of a million
 
-    Every message is published, stored durably, pushed to a consumer of a group and acknowledged.
-    Acks come in random order. Bodies have 256 bytes, and there are 1,000 keys. All scenarios take
-    about four minutes.
+    Except in fanout5k, idle and polls, every message is published, stored durably, pushed to a
+    consumer of a group and acknowledged. Acks come in random order, except in sdk100. Bodies have
+    256 bytes, and there are 1,000 keys unless said otherwise. All scenarios take about five
+    minutes. The open ones also report how many messages and partitions a commit had.
     """
     if pid is not None and url is None:
         raise click.UsageError("--pid needs --url, because the pid of a broker of its own is known")

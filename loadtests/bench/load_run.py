@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Final, Protocol
 
 from loadtests.bench.adapter import Adapter, Consuming, Producing, Tocsin
 from loadtests.clients.load import LoadFailed, Shape, stamp
+from loadtests.clients.rest import Rest
 from loadtests.histogram import Histogram
 
 PRODUCERS: Final = 4
@@ -30,6 +32,54 @@ class Figures:
     more: dict[str, object] = field(default_factory=dict)
     """Figures that only this scenario reports."""
     conditions: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """Totals of a broker's metrics, over all its lanes."""
+
+    commits: float
+    """Commits of published messages."""
+    messages: float
+    records: float
+    """Records in the commits. A commit has one for each partition, or a few if they are large."""
+    syncs: float
+    """Transactions of an embedded store, those of cursors alone included; 0 over Redis."""
+
+    @classmethod
+    async def read(cls, url: str, token: str | None) -> "Commits | None":
+        """Read them from a broker; None if it does not let this client see its metrics."""
+        rest = Rest(url, token)
+        try:
+            status, text = await rest.request("GET", "/metrics")
+        finally:
+            rest.close()
+        if status != 200:
+            return None
+        totals: dict[str, float] = defaultdict(float)
+        for line in text.decode().splitlines():
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                totals[name.partition("{")[0]] += float(value)
+        return cls(
+            totals["tocsin_commits_total"],
+            totals["tocsin_commit_messages_sum"],
+            totals["tocsin_commit_records_total"],
+            totals["tocsin_storage_fsync_seconds_count"],
+        )
+
+    def since(self, before: "Commits", seconds: float) -> dict[str, object]:
+        """Return the figures of the `seconds` between the two; empty if nothing was committed."""
+        commits = self.commits - before.commits
+        messages = self.messages - before.messages
+        if not commits or not messages:
+            return {}
+        return {
+            "commits_per_s": round(commits / seconds, 1),
+            "messages_per_commit": round(messages / commits, 2),
+            "partitions_per_commit": round((self.records - before.records) / commits, 2),
+            "syncs_per_message": round((self.syncs - before.syncs) / messages, 3),
+        }
 
 
 class Watched(Protocol):
@@ -73,6 +123,11 @@ class Bench:
         """Return the server's CPU time so far, in seconds; 0 when its process is unknown."""
         return self.server.cpu_s() if self.server else 0.0
 
+    async def commits(self) -> "Commits | None":
+        """Return what the broker has committed so far; None if it is another product, or does not
+        say."""
+        return None if self.speaks else await Commits.read(self.url, self.token)
+
     def cpu_us(self, since_s: float, messages: int) -> float | None:
         """Return the server's CPU time per message since `since_s`, in microseconds. None when its
         process is unknown, or without messages."""
@@ -85,9 +140,18 @@ class LoadRun:
     """Producers and consumers of one queue and group, and the loop between them. At most `window`
     messages are published and not yet settled."""
 
-    def __init__(self, bench: Bench, queue: str, messages_per_frame: int, window: int) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        queue: str,
+        messages_per_frame: int,
+        window: int,
+        *,
+        partitions: int = PARTITIONS,
+    ) -> None:
         self._bench = bench
         self._queue = queue
+        self._partitions = partitions
         self._messages_per_frame = messages_per_frame
         self.window = window
         self.publishing = False
@@ -100,7 +164,7 @@ class LoadRun:
     async def open(self, *, consumers: int = CONSUMERS) -> None:
         """Create queue and group, and connect all clients."""
         adapter = self._bench.adapter
-        await adapter.shared(self._queue, PARTITIONS)
+        await adapter.shared(self._queue, self._partitions)
         for i in range(PRODUCERS):
             name = f"bench-{self._queue}-{i}"
             producer = await adapter.producer(name, self._queue, self._messages_per_frame)
@@ -195,6 +259,7 @@ class LoadRun:
             "consumers": len(self.consumers),
             "messages_per_frame": self.producers[0].messages_per_frame,
             "in_flight_max": self.window,
+            "partitions": self._partitions,
         }
         return figures
 

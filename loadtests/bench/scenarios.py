@@ -314,10 +314,9 @@ def _polled(sessions: list[Waiting]) -> int:
 
 # --- the load of producers and consumers, readers, and what is idle
 
-OPEN_RATE: Final = 10_000
-"""Messages a second of open10k."""
 BEHIND_MAX: Final = 9_000
-"""The largest number of unanswered messages of an open10k producer; the protocol allows 10,000."""
+"""The largest number of unanswered messages of an open loop's producer; the protocol allows
+10,000."""
 APART_S: Final = 2.0
 """Pause between two loads of which each needs the broker alone. The broker shares commits with
 queues that brought messages within the last second."""
@@ -349,11 +348,11 @@ async def single(bench: Bench) -> Figures:
         return line.note(Figures(count / elapsed, latency, cpu_us))
 
 
-async def open_loop(bench: Bench, rate: int = OPEN_RATE) -> Figures:
+async def open_loop(bench: Bench, rate: int, partitions: int = PARTITIONS) -> Figures:
     """Send `rate` messages a second on a fixed schedule, one a frame. A message's latency counts
     from its scheduled time, however late this process or the broker was, so there is no coordinated
     omission."""
-    async with quiet(LoadRun(bench, "open10k", 1, 1 << 30)) as line:
+    async with quiet(LoadRun(bench, "open", 1, 1 << 30, partitions=partitions)) as line:
         await line.open()
         began_ns, sent = time.monotonic_ns() + 10_000_000, 0
 
@@ -377,15 +376,20 @@ async def open_loop(bench: Bench, rate: int = OPEN_RATE) -> Figures:
 
         await offer(WARM_UP_S)
         await line.drain()
-        began_ns, sent = time.monotonic_ns(), 0
+        sent = 0
         line.latency.clear()
+        before = await bench.commits()
+        began_ns = time.monotonic_ns()
         settled, cpu_s, began = line.settled, bench.cpu_s(), time.monotonic()
         await offer(bench.seconds)
         await line.drain()
         count, elapsed = line.settled - settled, time.monotonic() - began
         cpu_us = bench.cpu_us(cpu_s, count)
+        after = await bench.commits()
         bench.progress(f"open loop, {rate:,}/s: {count / elapsed:,.0f} messages/s")
         figures = Figures(count / elapsed, line.latency, cpu_us)
+        if before and after:
+            figures.more |= after.since(before, elapsed)
         figures.conditions |= {"offered_per_s": rate}
         line.note(figures).conditions.pop("in_flight_max")
         return figures
@@ -534,7 +538,11 @@ SCENARIOS: Final[dict[str, Callable[[Bench], Awaitable[Figures]]]] = {
     "batch100": batch100,
     "sdk100": sdk100,
     "single": single,
-    "open10k": partial(open_loop, rate=OPEN_RATE),
+    "open1k": partial(open_loop, rate=1_000),
+    "open5k": partial(open_loop, rate=5_000),
+    "open10k": partial(open_loop, rate=10_000),
+    "open10k-1": partial(open_loop, rate=10_000, partitions=1),
+    "open10k-64": partial(open_loop, rate=10_000, partitions=64),
     "fanout5k": fanout5k,
     "idle": idle,
     "polls": polls,

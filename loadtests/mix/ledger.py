@@ -354,7 +354,8 @@ class Stream:
     """
 
     def __init__(self, ledger: Ledger, name: str, role: str, *, settles: bool) -> None:
-        """`name`: a subscriber in the ledger; `role`: the role whose latency is measured."""
+        """`name`: a subscriber in the ledger; `role`: the role whose latency is measured.
+        `settles`: whether the subscriber is a group, whose deliveries end with an ack."""
         self._ledger = ledger
         self._name = name
         self._subscriber = ledger.subscribers[name]

@@ -126,8 +126,8 @@ _BATCH: Final = msgspec.json.Decoder(_Batch)
 
 
 class Poll:
-    """A session by long poll. After a broken connection a request is repeated once, at once, under
-    the same number, so that it counts once."""
+    """A session by long poll. After a broken connection a post or a poll is repeated once, at once,
+    under the same number, so that it counts once."""
 
     def __init__(self, url: str, token: str | None) -> None:
         """`url`: http://host:port of a broker."""

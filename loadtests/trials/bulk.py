@@ -42,7 +42,7 @@ LINES: Final = 200_000
 RATE: Final = 50
 ROUNDS: Final = 9
 LOADS: Final = 5
-"""Number of loads in a row, alone and beside the trickle."""
+"""Number of loads in a row, in each round: as many alone as beside the trickle."""
 KEPT_MIN: Final = 0.4
 """The least share of its rate alone that the load keeps beside the trickle."""
 P99_RATIO_MAX: Final = 2.0

@@ -34,7 +34,8 @@ STEADY: Final = 4
 PERIOD_S: Final = 1.0
 """Within one period the fifth consumer joins, stays for half of it, and leaves."""
 STRETCH_S: Final = 30.0
-"""The length of a stretch of churn; a calm one of half this length precedes each."""
+"""About the length of a stretch of churn, in seconds: the duration is divided into equal ones.
+A calm stretch of half the length precedes each."""
 GAP_RATIO_MAX: Final = 3.0
 _PRODUCERS: Final = 2
 _CREDIT: Final = 2_000

@@ -53,7 +53,7 @@ async def _chromium(niceness: int) -> AsyncIterator[Browser]:
 
 
 def _wrapper(path: Path, niceness: int) -> str:
-    """Write a script that starts Chromium with this niceness; return its path."""
+    """Write a script to `path` that starts Chromium with this niceness. Returns `path` as text."""
     path.write_text(f'#!/bin/sh\nexec nice -n {niceness} "{executable()}" "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)

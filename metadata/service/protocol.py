@@ -172,7 +172,7 @@ class _ResponseReader:
         self.is_kept = self._parser is not None and self._parser.should_keep_alive()
 
     def finish(self) -> NodeResponse:
-        """Return the whole response."""
+        """Return what has been read: the whole response once `is_complete`. Ends the parser."""
         status = self._parser.get_status_code() if self._parser is not None else 0
         self._parser = None  # reader and parser would keep each other alive
         return NodeResponse(status, b"".join(self._parts))

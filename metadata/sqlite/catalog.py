@@ -179,7 +179,8 @@ class CatalogFile(LockedFile):
                     return drawn
 
     def create(self, rows: Sequence[Queue | Group]) -> None:
-        """Add queues and groups with fresh ids, all or none; a group follows its queue."""
+        """Add queues and groups with fresh ids, all or none. The caller puts a queue before its
+        groups."""
         with self._transaction() as run:
             for row in rows:
                 any_id, scope, name = columns_of(row)

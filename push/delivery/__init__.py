@@ -18,9 +18,9 @@ from push.delivery.inspect import (
     lease,
     left_of,
     log_bound,
-    of_line,
     waiting_in,
     waiting_of,
+    waits_for,
     waits_of,
 )
 from push.delivery.key_lines import Line, loose
@@ -75,11 +75,11 @@ __all__ = [
     "left_of",
     "log_bound",
     "loose",
-    "of_line",
     "offsets_of",
     "ranges_of",
     "share",
     "waiting_in",
     "waiting_of",
+    "waits_for",
     "waits_of",
 ]

@@ -204,8 +204,8 @@ class Delivery:
     @property
     def unsettled(self) -> int:
         """Number of messages of the log that are neither settled nor on their way to the dead
-        letters. Those that the previous owner had passed above the frontier count until they are
-        passed here."""
+        letters. A message above the frontier that the previous owner had passed is included until
+        it is passed here."""
         log = self.end - self.frontier - self.scan.adopted_ahead
         return log + self._open
 

@@ -238,15 +238,24 @@ def holds_up(delivery: Delivery, now: float) -> Reason | None:
         return "gate" if len(lines) >= limits.LINES_PER_PARTITION_MAX else "commit"
     found: Reason | None = None
     for line in lines:
-        reason = of_line(line, now)
+        reason = _line_reason(line, now)
         if reason in ("commit", "backoff"):  # it goes on by itself
             return reason
         found = reason if found in (None, "parked") else found
     return found
 
 
-def of_line(line: Line, now: float) -> Reason | None:
-    """Return the reason that holds up a key's line. None: it may give, or nothing of it waits."""
+def waits_for(line: Line, now: float) -> Reason | Literal["ready"] | None:
+    """Return what a key's line waits for. "ready": it waits for nothing, and may give now. None:
+    nothing of it waits, because all of it is in flight."""
+    if line.waiting and line.due <= now and line.room():
+        return "ready"
+    return _line_reason(line, now)
+
+
+def _line_reason(line: Line, now: float) -> Reason | None:
+    """Return the reason that holds up a line that may give nothing now; None: nothing of it
+    waits."""
     if line.parked:
         return "parked" if line.decision is None else "commit"
     if line.leaving or line.dying or line.opens_after or line.inherited or line.loading is not None:

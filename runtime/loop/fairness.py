@@ -350,7 +350,7 @@ class TransferDeadline:
 
     @property
     def ends_at(self) -> float:
-        """Time of its end, if nothing more arrives."""
+        """Time at which the deadline is over, if nothing more arrives."""
         paid_s = self._size / limits.SLOWEST_BYTES_PER_S
         return min(self._moved_at, self._began_at + paid_s) + self.patience_s
 

@@ -180,6 +180,13 @@ _GATEWAY: Final = (
     Metric("tocsin_commits_total", "counter", "Commits that have ended.", ("lane",)),
     Metric("tocsin_commit_messages", "histogram", "Messages in each commit.", ("lane",)),
     Metric(
+        "tocsin_commit_records_total",
+        "counter",
+        "Records in all commits that have ended. A commit has one for each partition, or a few if "
+        "they are large.",
+        ("lane",),
+    ),
+    Metric(
         "tocsin_commit_seconds",
         "histogram",
         "Time from handing a commit to the storage to its answer, whatever the answer was.",

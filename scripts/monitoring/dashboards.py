@@ -114,6 +114,10 @@ GATEWAYS: Final = Dashboard(
                               (rate("tocsin_commits_slow_total", "lane", _G), "slow {{lane}}")),
                   "ops"),
             Panel("Messages in a commit", spread("tocsin_commit_messages", "le", _G)),
+            Panel("Records in a commit",
+                  ((f"sum by (lane) (rate(tocsin_commit_records_total{{{_G}}}[$__rate_interval])) "
+                    f"/ sum by (lane) (rate(tocsin_commits_total{{{_G}}}[$__rate_interval]))",
+                    "lane {{lane}}"),)),
             Panel("A commit takes", spread("tocsin_commit_seconds", "le", _G), "s"),
             Panel("fsync", spread("tocsin_storage_fsync_seconds", "le", _G), "s"),
             Panel("Copies (WAIT)", (("histogram_quantile(0.99, sum by (server, level, le) (rate("

@@ -52,7 +52,8 @@ class _WriteLock:
 
 
 class RedisCursors:
-    """Cursors of one shard. `level`: the level whose copies a write waits for."""
+    """Cursors of one shard. `level`: the level whose copies a write of a cursor waits for. A new
+    owner waits for those of `all`."""
 
     def __init__(self, shard: Shard, *, level: Durability) -> None:
         self._shard = shard

@@ -48,7 +48,8 @@ class PipelineTerms:
     wait_s: float
     """Seconds that WAIT waits for copies. If it takes longer, the outcome is Unknown."""
     silence_s: float
-    """Seconds that a reply may take beyond that."""
+    """Seconds that the replies to a group may take beyond `wait_s`. If they take longer, the
+    outcome is Unknown."""
 
 
 class ReplicatedPipeline:

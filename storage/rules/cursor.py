@@ -75,7 +75,9 @@ class GroupCursor:
         self.token = b""
         """The owner's token; empty: it has no owner."""
         self.previous: int | None = None
-        """The epoch that `own` returned to the owner; None: there was none, or it is forgotten."""
+        """The epoch before the present one, if the owner was the same session; it may adopt the
+        deliveries of that epoch. None: the owner was another one, or the epoch is forgotten. A
+        seek, a purge and a restore forget it, and so does a restart of an embedded store."""
         self.assignment = 0
         self.floor = floor
         self.passed = RangeSet()

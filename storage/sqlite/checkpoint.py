@@ -93,7 +93,7 @@ class Checkpointer:
         self._frames = 0
         """Frames in the WAL, as of the last slice."""
         self._row_changes = writer.total_changes
-        """Number of rows that the writer had changed by the last slice."""
+        """Number of rows that the writer's connection had changed at the last checkpoint."""
         self.has_rest = False
         """Whether the WAL has something that the file does not have for good."""
         self._sync_lock = threading.Lock()
@@ -169,7 +169,8 @@ class Checkpointer:
             self._flush_wanted.set()  # SQLite has synced nothing
 
     def _checkpoint(self, connection: sqlite3.Connection) -> bool:
-        """Copy up to the oldest reader. Returns whether that was all."""
+        """Copy pages from the WAL into the file, up to where the oldest reader reads. Returns
+        whether the whole WAL was copied."""
         ((is_busy, frames, copied),) = connection.execute(
             "PRAGMA wal_checkpoint(PASSIVE)"
         ).fetchall()

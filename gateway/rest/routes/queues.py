@@ -355,10 +355,10 @@ async def list_dead_letters(broker: Broker, request: Request) -> Response:
 
 
 async def redrive_dead_letters(broker: Broker, request: Request) -> Response:
-    """Send dead letters back into their queue. The answer comes when they are stored there. Call it
-    again with `next` until there is none. Letters that went back before an error, or before a lost
-    answer, do not go again. If the settings name another queue for dead letters, this also needs
-    `manage` on that queue."""
+    """Send dead letters back into their queue. The answer comes when they are stored there. While
+    the answer has a `next`, call it again with that. Letters that went back before an error, or
+    before a lost answer, do not go again. If the queue's settings name another queue than its own
+    for dead letters, this also needs `manage` on that one."""
     wanted = decode(await read_body(request), _REDRIVE)
     after = Place.parse(wanted.after) if wanted.after is not None else None
     look = Look(limit=wanted.limit, key=wanted.key, reason=wanted.reason, after=after)

@@ -43,7 +43,8 @@ class Plan:
 
 
 async def guesses(plan: Plan, progress: Progress) -> Finding:
-    """Try each kind over each way in, `plan.tries` times. Raises LoadFailed, ServerFailed."""
+    """Try each kind of wrong credential over each way into the broker, `plan.tries` times. Raises
+    LoadFailed, ServerFailed."""
     with tempfile.TemporaryDirectory(prefix="tocsin-guesses-") as folder:
         return await _guesses(plan, Path(folder), progress)
 

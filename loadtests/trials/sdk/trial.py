@@ -29,7 +29,7 @@ from loadtests.trials.sdk.programs import (
 from loadtests.trials.trial import Finding, Progress
 
 STALL_TIMEOUT_S: Final = 60.0
-"""The longest time without progress while draining."""
+"""The longest time without progress while draining, and for anything else that is waited for."""
 REST_S: Final = 0.5
 """Wait after everything is done, for deliveries that should not come any more."""
 _POLL_S: Final = 0.1

@@ -38,8 +38,9 @@ class ClusterElectable(ShardRule):
             self.absences.stays(act.place)
 
     def leaving(self) -> set[str]:
-        """Return the replicas that were away for too long and are still counted. An attached one,
-        in any state, cannot be put out here, because the next look would count it again."""
+        """Return the replicas to exclude: those that the shard's R still counts, and that were away
+        for too long. A replica that is attached to the primary, in whatever state, is not one of
+        them, because the next look would count it again."""
         return (self.members() & self.absences.away()) - attached_to(self._view)
 
     def _count_in(self, primary: ShardServer) -> list[ReplicaAct]:

@@ -375,7 +375,7 @@ class Electable(ShardRule):
         return [self._count(lower, view.out | leaving)]
 
     def _why_not(self, some: set[str]) -> str:
-        """Return why these cannot be taken out now; "" if they can."""
+        """Return why the replicas `some` cannot be excluded now; "" if they can."""
         view = self._view
         for place in sorted(some):
             user = view.users.get(place, "")

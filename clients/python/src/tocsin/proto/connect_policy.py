@@ -49,7 +49,8 @@ class TransportChoice:
 
     @property
     def next(self) -> Transport:
-        """The transport of the next attempt."""
+        """The transport of the next attempt. It is a WebSocket at first, unless only long poll is
+        allowed. Then it is what the failures and welcomes noted below have made it."""
         return self._next
 
     @property

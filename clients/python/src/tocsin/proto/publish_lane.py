@@ -60,7 +60,7 @@ Outcome = Receipt | TocsinError
 
 
 class OutcomeListener(Protocol):
-    """The receiver of the outcomes of messages, called a ticket."""
+    """A ticket, which receives the outcome of each message that its caller published."""
 
     def settle(self, index: int, outcome: Outcome) -> None:
         """Note the final outcome of message `index`. Called once for each."""
