@@ -43,6 +43,7 @@ SECONDS: Final = 6.0
 SAMPLES_PER_S: Final = 400
 _COUNTED: Final = ("-c", f"from loadtests.bench.hops import count; count(); {SERVE[1]}")
 _CALLS_FILE: Final = "TOCSIN_BENCH_CALLS_FILE"
+_SPY: Final = str(Path(sys.executable).with_name("py-spy"))
 _ROOT: Final = Path(__file__).parent.parent.parent
 _SERVER: Final = ("push", "storage", "metadata", "runtime", "services", "gateway")
 LOOP: Final = "loop"
@@ -135,16 +136,22 @@ class Threads(Process):
     """A broker's threads. Each call of `cpu_s` keeps what every one of them has used so far."""
 
     def __init__(self, pid: int) -> None:
+        """Raises LoadFailed if py-spy may not look at the process."""
         super().__init__(pid)
         self.taken: list[dict[str, float]] = []
+        dump = subprocess.run(
+            [_SPY, "dump", "--json", "--pid", str(pid)], capture_output=True, text=True, check=False
+        )
+        if dump.returncode:
+            raise LoadFailed(f"py-spy could not look at the broker: {dump.stderr}")
+        self._names = {one["os_thread_id"]: one["thread_name"] for one in json.loads(dump.stdout)}
 
     def cpu_s(self) -> float:
         """Return the CPU time of all threads so far, in seconds, to a microsecond."""
         used = dict.fromkeys((LOOP, WRITER, OTHERS), 0.0)
         for task in Path(f"/proc/{self.pid}/task").iterdir():
-            name = (task / "comm").read_text().strip()
             spent_s = int((task / "schedstat").read_text().split()[0]) / 1e9
-            used[_thread(name, is_main=int(task.name) == self.pid)] += spent_s
+            used[_thread(self._names.get(int(task.name), ""))] += spent_s
         self.taken.append(used)
         return sum(used.values())
 
@@ -155,10 +162,11 @@ class Threads(Process):
         return {name: (after[name] - before[name]) / messages * 1e6 for name in after}
 
 
-def _thread(name: str, *, is_main: bool) -> str:
-    if is_main:
+def _thread(name: str) -> str:
+    """Return the part of a broker that a thread is, by its name."""
+    if "MainThread" in name:
         return LOOP
-    return WRITER if name.startswith("tocsin-store-wr") else OTHERS
+    return WRITER if "tocsin-store-writer" in name else OTHERS
 
 
 # --- Samples ----------------------------------------------------------------------------------
@@ -169,10 +177,9 @@ async def _sampled(pid: int, seconds: float, folder: Path) -> dict[str, dict[str
     thread."""
     await asyncio.sleep(2 * WARM_UP_S)
     found = folder / "samples"
-    spy = Path(sys.executable).with_name("py-spy")
-    command = [str(spy), "record", "--pid", str(pid), "--duration", str(max(1, int(seconds - 2)))]
+    command = [_SPY, "record", "--pid", str(pid), "--duration", str(max(1, int(seconds - 2)))]
     command += ["--rate", str(SAMPLES_PER_S), "--format", "raw", "--output", str(found)]
-    command += ["--threads", "--function", "--full-filenames", "--nonblocking"]
+    command += ["--threads", "--function", "--full-filenames"]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -189,18 +196,12 @@ def shares_of(samples: Sequence[str]) -> dict[str, dict[str, float]]:
     for line in samples:
         stack, _, count = line.rpartition(" ")
         frames = stack.split(";")
-        thread = _sampled_thread(frames[0])
+        thread = _thread(frames[0])
         counts.setdefault(thread, Counter())[hop_of(frames[1:], thread)] += int(count)
     return {
         thread: {hop: count / hops.total() for hop, count in hops.most_common()}
         for thread, hops in counts.items()
     }
-
-
-def _sampled_thread(first: str) -> str:
-    if "MainThread" in first:
-        return LOOP
-    return WRITER if "tocsin-store-writer" in first else OTHERS
 
 
 def hop_of(frames: Sequence[str], thread: str) -> str:
