@@ -74,9 +74,10 @@ STORAGE: Final = (
           "Nothing can be published through a gateway.",
           "The disk or the store's memory is below its reserve, or the storage is unreachable. "
           "Stored messages are still delivered if the storage answers at all.",
-          "`tocsin admin status` says which. On one machine, make room on the disk; the store's "
-          "file does not become smaller. In Redis or Valkey, let consumers catch up, shorten "
-          "`retention_s`, purge, or enlarge the store.",
+          "`tocsin admin status` says which. On one machine, [make room on the "
+          "disk](../../docs/operations/running.md#when-the-disk-is-full); the store's file does "
+          "not become smaller. In Redis or Valkey, let consumers catch up, shorten `retention_s`, "
+          "purge, or enlarge the store.",
           of_one("tocsin_storage_publishable", 0), of_one("tocsin_storage_publishable", 1), ONE),
     # Half open is the state when the storage works again and nobody publishes there.
     Alert("TocsinBreakerOpen",
@@ -122,7 +123,7 @@ STORAGE: Final = (
     Alert("TocsinDiskNearlyFull", "tocsin_storage_free_bytes < 2e9", "5m", "warning",
           "The disk of an embedded store has less than 2 GB left.",
           "Below `TOCSIN_FREE_BYTES_RESERVE` publishing stops.",
-          "Make room before that.",
+          "[Make room](../../docs/operations/running.md#when-the-disk-is-full) before that.",
           of_one("tocsin_storage_free_bytes", 1e9), of_one("tocsin_storage_free_bytes", 1e11), ONE),
     Alert("TocsinDamage", "increase(tocsin_storage_damage_reports_total[1h]) > 0", "0m", "critical",
           "The store has found damaged rows and quarantined them.",
@@ -153,14 +154,18 @@ QUEUES: Final = (
     Alert("TocsinDispatchSlow", "tocsin:dispatch_seconds:p99 > 1", "10m", "warning",
           "Messages wait for more than a second between certified and dispatched.",
           "Consumers have no open credit, are behind, or are too few.",
-          "`tocsin queue show` says what each partition waits for. The dashboard of a queue shows"
-          " the rest.",
+          "`tocsin group show QUEUE GROUP` says what each partition waits for. [When consumers "
+          "fall behind](../../docs/operations/queues.md#when-consumers-fall-behind) says what to "
+          "do about each. The dashboard of a queue shows the rest.",
           buckets("tocsin_group_dispatch_seconds", "10.0", instance="a", queue="orders"),
           buckets("tocsin_group_dispatch_seconds", "0.01", instance="a", queue="orders"), {}),
     Alert("TocsinGroupBehind", "tocsin:group_oldest_age_seconds:max > 600", "5m", "warning",
           "The oldest unsettled message of a group is more than ten minutes old.",
           "Its consumers are too slow, a key is stuck, or it has no consumers.",
-          "`tocsin queue peek QUEUE --group GROUP` shows what the oldest messages wait for.",
+          "`tocsin queue peek QUEUE --group GROUP` shows what the oldest messages wait for, and "
+          "`tocsin group show QUEUE GROUP` what each partition waits for. [When consumers fall "
+          "behind](../../docs/operations/queues.md#when-consumers-fall-behind) says what to do "
+          "about each: more handlers or consumers, fewer messages, or the end of a key that fails.",
           of_group("tocsin_group_oldest_age_seconds", 900),
           of_group("tocsin_group_oldest_age_seconds", 5), GROUP),
     Alert("TocsinGroupWithoutConsumers",
@@ -168,7 +173,8 @@ QUEUES: Final = (
           "tocsin:group_consumers:sum == 0", "10m", "warning",
           "Messages wait for a group without consumers.",
           "No consumer is connected to any gateway. (Pulls do not count between two of them.)",
-          "Start its consumers, or delete the group: messages are kept for it.",
+          "Start its consumers. If nobody needs the group, delete it (`tocsin group delete`), "
+          "because messages are kept for it.",
           of_group("tocsin_group_lag_messages", 3) | of_group("tocsin_group_consumers", 0),
           of_group("tocsin_group_lag_messages", 3) | of_group("tocsin_group_consumers", 0)
           | of_group("tocsin_group_consumers", 1, "b"), GROUP),
@@ -178,7 +184,8 @@ QUEUES: Final = (
           "0m", "warning",
           "Messages of a group have become dead letters.",
           "Every attempt failed, they expired, or the queue overflowed.",
-          "`tocsin dead-letters list QUEUE` gives the reason; `redrive` sends them back.",
+          "`tocsin dead-letters list QUEUE` gives the reason; `redrive` sends them back. [Before "
+          "you redrive](../../docs/operations/queues.md#repair), read who gets them.",
           counted("tocsin_group_messages_total", 1, event="dead_lettered", **GROUP),
           counted("tocsin_group_messages_total", 0, event="dead_lettered", **GROUP), GROUP),
     Alert("TocsinKeysParked", "tocsin:group_parked_keys:max > 0", "10m", "warning",
