@@ -63,7 +63,7 @@ CODES: Final = _table(
     Code("overloaded", 503, True, "too much waits for the storage"),
     Code("storage_full", 507, True, "the free-space reserve is reached: publishing stops"),
     Code("draining", 503, True, "this gateway is going down; another one answers"),
-    Code("unknown", 503, True, "the outcome is unknown: send again under the same id"),
+    Code("unknown", 503, True, "the outcome is unknown: send again under the same id or sequence"),
     Code("storage_unavailable", 503, True, "the storage does not answer"),
     Code("metadata_unavailable", 503, True, "the metadata service or store does not answer"),
     Code("internal", 500, True, "a bug of Tocsin; please report it"),
