@@ -1,5 +1,5 @@
-"""The composition: the only place that knows every part, and the calls that need several of
-them."""
+"""Composition of a broker: the module that makes all its parts, and has the calls that need several
+of them."""
 
 import asyncio
 import secrets
@@ -75,8 +75,9 @@ from runtime.loop.end_of_turn import Deadlines, EndOfTurn
 def _letters(
     storage: Storage, looking: Storage, groups: Groups
 ) -> tuple[OwnerServer | None, OwnerClient | None]:
-    """Make the server for requests of other gateways about owners here, and the client for requests
-    to theirs. None if there are never other gateways."""
+    """Make the server that answers other gateways' requests to the owners at this gateway, and the
+    client that sends requests to the owners at other gateways. (None, None) if there are never
+    other gateways."""
     inbox = storage.inbox
     if inbox is None:
         return None, None
@@ -95,10 +96,10 @@ def _limiter_of(config: Config, pool: RatePool | None, counters: Counters) -> Li
 
 
 async def begin_log(log: DeliveryLog, config: Config, gateway: str) -> None:
-    """Begin to log in the data folder, unless the settings say no; files of the previous start are
-    finished first. `gateway`: this gateway's name among several. It is empty if there is only one,
-    which then gets a random name for the log. Nothing is raised: a log that cannot be written
-    reports and counts that."""
+    """Begin the delivery log in the data folder, unless the settings switch it off; files of the
+    previous start are finished first. `gateway`: this gateway's name among several. It is empty if
+    there is only one gateway, which then gets a random name for the log. Nothing is raised: the log
+    itself reports and counts what it cannot write."""
     if not config.delivery_log:
         return
     bounds = Bounds(
@@ -114,10 +115,11 @@ async def begin_log(log: DeliveryLog, config: Config, gateway: str) -> None:
 
 
 class Broker:
-    """The parts of one gateway. `on_fatal` of `open` is called when the storage can no longer be
-    trusted (R31): the process must end and start again from the file. `pool`: the place where rates
-    are shared with other gateways; None if there are none. `may_be_away`: whether the broker starts
-    although a part of the storage does not answer."""
+    """The parts of one gateway. `on_fatal` of `open` is called when the storage or the catalog can
+    no longer be trusted (R31): the process must end and start again. `pool`: the place where rates
+    are shared with other gateways; None: they are not shared. `may_be_away`: whether the broker
+    starts although a part of the storage does not answer. `sealer` seals the reasons of nacks;
+    payloads are sealed by the storage."""
 
     _clusters: Callable[[Principal | None], Awaitable[list[ClusterDescription]]] | None = None
 
@@ -175,9 +177,10 @@ class Broker:
         self.backups: Backups | None = None  # None: no data is in files of this machine
         self.keyring: Keyring | None = None  # None: nothing here is sealed
         self.audit = Audit(None, None, wall=time.time)
-        """Trail for acts without an operator; set by the owner of a trail."""
+        """Audit trail, in which the broker notes the queues that it creates and the groups that
+        expire. This one keeps nothing; `Server` puts its own in its place."""
         self._rest = AsyncExitStack()
-        """Resources that are closed last."""
+        """Other resources, which `stop` closes last."""
 
     def _context_of(self, looking: Storage) -> DeliveryContext:
         """Compose the context that all owned partitions of this gateway share."""
@@ -193,7 +196,7 @@ class Broker:
         )
 
     def _operations_of(self, looking: Storage) -> QueueOperations:
-        """Compose the operations on a queue as a whole: pause, seek, purge, peek."""
+        """Compose the acts of operators on queues, such as pause, seek, purge, peek and redrive."""
         return QueueOperations(
             looking,
             self.metadata,
@@ -262,7 +265,8 @@ class Broker:
         """Open and start a broker over the stores that the settings name.
 
         Raises:
-            TocsinError: a store cannot be opened; the text says what to do.
+            TocsinError: a store cannot be opened, or `start` has failed; the text says what to do.
+            OSError: the data folder cannot be made or used.
         """
         stores = await open_stores(config, on_fatal=on_fatal)
         broker = cls(
@@ -312,10 +316,12 @@ class Broker:
     # --- Life ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Finish what a crash interrupted, then work.
+        """Finish the changes of queues and groups that a crash interrupted, then begin to work.
 
         Raises:
             Refused: storage_unavailable when the storage is not the one of this catalog (P13).
+            TocsinError: an interrupted change cannot be finished. If a part of the storage may be
+                away, it is tried again later instead.
         """
         await check_storage(self.storage, self.metadata)
         self.storage.on_certified(self.publisher.commits.on_certified)
@@ -381,7 +387,8 @@ class Broker:
         await self._rest.aclose()
 
     async def ready(self) -> list[str]:
-        """Return why the gateway is not ready, one sentence each; [] if it is ready."""
+        """Return why this gateway is not ready for traffic, one sentence for each reason; [] if it
+        is ready."""
         return await self._availability.reasons()
 
     # --- Queues --------------------------------------------------------------------------------
@@ -393,10 +400,12 @@ class Broker:
     async def queue_for_publish(
         self, principal: Principal, name: str, messages: Sequence[Message]
     ) -> Queue:
-        """Find the queue. If auto_create is on, create it for messages of which one can be stored.
-        For others nothing is created: the returned queue only serves to tell each what is wrong
-        (P12). Without auto_create, a queue that was deleted lately is returned so that its dead
-        letters take the messages. Raises Refused(queue_not_found)."""
+        """Return the queue of this name, for a publish of these messages. With auto_create, a
+        missing queue is created if at least one of the messages can be stored. Otherwise nothing is
+        created, and the returned queue only serves to refuse each message with its reason (P12).
+        Without auto_create, a name whose queue was deleted lately gives that deleted queue, so that
+        its dead letters take the messages. Raises Refused: queue_not_found, or an error of
+        Metadata.put_queue."""
         try:
             return await find_queue(self.metadata, principal, name)
         except Refused as error:
@@ -417,11 +426,12 @@ class Broker:
         settings: QueueSettings,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """Create it (True), or find it as it is (False). Raises Refused like Metadata.put_queue."""
+        """Create a queue (True), or return the existing one unchanged (False). `named`: the
+        settings that an existing queue must have. Raises Refused like Metadata.put_queue."""
         return await self.changes.create_queue(principal, name, settings, named)
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
-        """Delete a queue with its messages and groups."""
+        """Delete a queue with its messages and groups; return the deleted queue."""
         return await self.changes.delete_queue(principal, name)
 
     async def _dead_letter_queue(self, queue: Queue) -> Queue:
@@ -451,10 +461,11 @@ class Broker:
         named: frozenset[str] = frozenset(),
         deletes_max: int | None = None,
     ) -> tuple[Group, bool]:
-        """Create a group, durably with all its cursors (R11), or find it as it is (False). `start`
-        None: that of the settings. Raises Refused(would_delete) if more than `deletes_max` messages
-        would leave the queue, because they were kept for the first group; with None there is no
-        such check."""
+        """Create a group (True), durably with all its cursors (R11), or return the existing one
+        unchanged (False). `start` None: that of the settings. `named`: the settings that an
+        existing group must have. Messages that the queue kept for its first group are removed if
+        that group starts behind them. Raises Refused(would_delete) if these are more than
+        `deletes_max`; with None there is no such check."""
         asked = settings.start if start is None else start
         if deletes_max is not None and asked != "earliest":
             await self._check_beginning(principal, queue, name, asked, deletes_max)
@@ -483,9 +494,11 @@ class Broker:
         deletes_max: int | None = None,
         begin: Begin | None = None,
     ) -> Removed:
-        """Delete a group with its cursors; return what goes with it. `row`: as in
-        Metadata.delete_group. `begin` is awaited before. Raises Refused(would_delete) if more than
-        `deletes_max` messages would go; with None there is no such check."""
+        """Delete a group with its cursors. With a `deletes_max`, messages that would go with it are
+        counted first: the numbers are returned, and more of them than `deletes_max` raise
+        Refused(would_delete). With None nothing is counted, and the numbers are 0. `begin` is
+        awaited with the numbers after that check, before the deletion. `row`: as in
+        Metadata.delete_group."""
         removed = Removed()
         if deletes_max is not None:
             group = self.metadata.find_group(principal, queue, name)
@@ -512,8 +525,11 @@ class Broker:
         deletes_max: int | None = None,
         begin: Begin | None = None,
     ) -> Removed:
-        """Set a group's cursors anew. Earlier deliveries no longer count. Raises
-        Refused(would_delete) if it deletes more than `deletes_max` messages. None: no bound."""
+        """Set a group's cursors anew; acks of earlier deliveries are then stale. With a
+        `deletes_max`, messages that this removes are counted first: the numbers are returned, and
+        more of them than `deletes_max` raise Refused(would_delete). With None nothing is counted,
+        and the numbers are 0. `begin` is awaited with the numbers after that check, before the
+        change."""
         return await self.upkeep.seek(
             principal, queue, name, to, deletes_max=deletes_max, begin=begin
         )
@@ -531,18 +547,20 @@ class Broker:
         return await self._describer.group(principal, queue, name)
 
     async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
-        """Back everything up to this folder, while work goes on; return the manifest."""
+        """Back the store and the catalog up to this folder, while work goes on; return the
+        manifest, with the folder. Raises Refused(invalid_request) if the data is not in files of
+        this machine, else like Backups.make."""
         if self.backups is None:
             raise Refused("invalid_request", "this broker keeps nothing in files of this machine")
         return await self.backups.make(folder, progress)
 
     async def clusters(self, who: Principal | None) -> ClusterList:
-        """Describe the storage clusters; none if messages are in files of this machine. `who`:
-        whose tenant's queues are counted; None for all."""
+        """Describe the storage clusters; none if messages are in files of this machine. `who`: the
+        principal whose tenant's queues are counted; None: the queues of all tenants are."""
         return ClusterList(clusters=await self._clusters(who) if self._clusters is not None else [])
 
     async def describe(self) -> dict[str, object]:
-        """Describe the whole broker, for `tocsin admin status`."""
+        """Describe this gateway and its stores, for `tocsin admin status`."""
         try:
             not_ready = await self.ready()
         except TocsinError as error:

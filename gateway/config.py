@@ -1,6 +1,6 @@
 """The settings of `tocsin serve`: environment, flags, defaults, and a sentence for each error.
 
-`gateway.settings` has the table. A flag goes before the environment.
+`gateway.settings` has the table. A flag takes precedence over the environment.
 """
 
 import difflib
@@ -40,14 +40,15 @@ ELSEWHERE: Final = frozenset(
         "TOCSIN_HOT_PERCENT",
     }
 )
-"""Variables that the client commands and the tests of this project read, and `serve` does not."""
+"""Variables that other commands and the tests of this project read, and `serve` does not. `load`
+does not warn of them."""
 TOKEN_CHARS_ADVISED: Final = 16
 _MASTER_KEYS: Final = ("master_key", "master_key_file", "master_key_provider")
 
 
 class ConfigError(Exception):
-    """Error: a setting is wrong. The text is one sentence that names it, its value, and what it may
-    be."""
+    """Error: a setting is wrong, or two contradict each other. The text is a sentence that names
+    them and says what they may be. It contains no secret."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,28 +57,29 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8080
-    """0 for any free port; the start line names it."""
+    """TCP port. 0: any free one, which the start line names."""
     data_dir: Path
     storage: str = SQLITE
     metadata: str = IN_PROCESS
     """IN_PROCESS, or addresses of the metadata service, separated by blanks."""
     metadata_token: str | None = None
-    """Token of the metadata service."""
+    """Token that this gateway presents to the metadata service."""
     metadata_ca_file: Path | None = None
     """File with the authorities of the metadata service's certificates; None for those that this
     machine trusts."""
     token: str | None = None
     tls_cert: Path | None = None
-    """Certificate; with `tls_key` every client comes over TLS."""
+    """PEM file with the certificate. If this and `tls_key` are set, clients connect only over
+    TLS."""
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     plain: bool = False
-    """Whether other machines may come without TLS."""
+    """Whether other machines may connect without TLS."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks."""
+    """Addresses and networks of proxies whose X-Forwarded-… headers are trusted."""
     client_certificate_header: str | None = None
     auth: str = AUTO
-    """REQUIRED if credentials are needed also without a token."""
+    """AUTO: clients need credentials if `token` or `jwt_keys` is set. REQUIRED: always."""
     jwt_keys: str | None = None
     """A path or an https address; requires `jwt_audience`."""
     jwt_audience: str | None = None
@@ -93,7 +95,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Web origins whose pages may talk to the broker, in addition to its own."""
     free_bytes_reserve: int = limits.FREE_BYTES_RESERVE
     drain_s: float = limits.DRAIN_S
-    """Seconds from SIGTERM and the `drain_notice_s` after it to the exit, at the latest."""
+    """Seconds in which a stop should reach the exit, after `drain_notice_s`. Sessions are closed a
+    little before that; the last writes are not cut off."""
     drain_notice_s: float = 0.0
     """Seconds after SIGTERM during which connections are still accepted, while balancers learn that
     the gateway is not ready."""
@@ -102,10 +105,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     encryption: bool = True
     """Whether payloads are sealed where they are stored."""
     master_key: tuple[bytes, ...] = ()
-    """Keys, the first of which is in use; the others are former ones."""
+    """Master keys. The first one is in use; the others are former ones. Empty: the key is
+    elsewhere."""
     master_key_file: Path | None = None
-    """None, if the other two are unset, for
-    gateway.encryption.master_key.default_master_key_file."""
+    """File with the master key. None: the key comes from `master_key` or `master_key_provider` or,
+    if these are unset too, from gateway.encryption.master_key.default_master_key_file."""
     master_key_provider: str | None = None
     usage: bool = True
     usage_bytes_max: int = USAGE_BYTES_MAX
@@ -121,21 +125,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses that alerts may be sent to, by name."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
-    """Port for metrics alone; None for no such port."""
+    """TCP port that serves only metrics; None: there is no such port."""
     metrics_token: str | None = None
     """Bearer token that `metrics_port` asks for; None if everybody may scrape."""
     metrics_queues_max: int = limits.METRICS_QUEUES_MAX
     metrics_groups_max: int = limits.METRICS_GROUPS_MAX
     limit_principal: str = ""
-    """Limits, in the form of gateway.limits.spec."""
+    """Limits of each principal, in the form of gateway.limits.spec; empty: none."""
     limit_address: str = limit_values.ADDRESS_DEFAULT
     limit_queue: str = ""
-    """Limits of queues whose settings do not have their own."""
+    """Limits of publishing to each queue, unless the queue's settings have their own."""
     limit_session: str = limit_values.SESSION_DEFAULT
 
     @property
     def master_key_settings(self) -> MasterKeySettings:
-        """Place of the master key."""
+        """Settings that say where the master key is."""
         return MasterKeySettings(self.master_key, self.master_key_file, self.master_key_provider)
 
     @property
@@ -150,19 +154,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def storage_shown(self) -> str:
-        """The store's address without a password."""
+        """The addresses of the store or of the storage clusters, without passwords."""
         if self.storage == SQLITE:
             return SQLITE
         return " ".join(target.shown for target in redis_target.parse_all(self.storage))
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches the address."""
+        """Whether only this machine reaches `host`."""
         return is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` names this machine to itself only."""
+    """Whether only this machine reaches a listener on `host`. False for every name but
+    localhost."""
     if host == "localhost":
         return True
     try:
@@ -187,7 +192,8 @@ def load(
     name.
 
     Raises:
-        ConfigError: the first setting that is wrong, in the table's order.
+        ConfigError: a setting is wrong, the first one in the table's order, or settings contradict
+            each other.
     """
     values: dict[str, object] = {}
     for setting in SETTINGS:
@@ -340,8 +346,7 @@ def _is_readable(url: str) -> bool:
 
 
 def describe(config: Config) -> dict[str, object]:
-    """Return the settings in effect, for the log at start and for `tocsin admin status`; no
-    secrets."""
+    """Return the settings in effect, for the log and the audit trail at the start; no secrets."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown: dict[str, object] = {
         setting.field: getattr(config, setting.field)

@@ -37,21 +37,22 @@ class PublishCounters:
 
     published: int = 0
     published_bytes: int = 0
-    """Bytes of these messages as JSON, as they are stored."""
+    """Bytes of the `published` messages, as JSON."""
     duplicates: int = 0
     refused: int = 0
     unknown: int = 0
     """Messages that may be stored or not; their publisher was informed of that."""
     certify_s: Histogram = field(default_factory=Histogram)
-    """Seconds from accepted to certified, of stored messages; for a record those of its first
-    message."""
+    """Seconds from accepted to certified, of stored messages. All messages of a record count with
+    the time of its first message."""
     read: int = 0
-    """Messages that readers were given; one counts once for each reader."""
+    """Number of messages that were given to readers; a message counts once for each reader."""
     read_s: Histogram = field(default_factory=Histogram)
-    """Seconds from certified to handed to a reader, of messages that readers got as they came."""
+    """Seconds from certified to handed to a reader, of messages that a reader got live, not from
+    the past."""
 
     def merge(self, other: "PublishCounters") -> None:
-        """Add the counts of another one."""
+        """Add the counts of another object to these."""
         for name in OF_QUEUES:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.certify_s.merge(other.certify_s)
@@ -59,8 +60,8 @@ class PublishCounters:
         self.read_s.merge(other.read_s)
 
     def count_stored(self, appended: Appended, size: int, sizes: Sequence[int]) -> None:
-        """Count a record of `size` bytes that the storage answered; `sizes` are those of its
-        messages."""
+        """Count the messages of a record by the storage's answer: as published, duplicate or
+        refused. `size`: bytes of the whole record; `sizes`: bytes of each message."""
         if appended.outcomes is None:
             self.published += appended.count
             self.published_bytes += size
@@ -92,7 +93,8 @@ class Counters:
         self._on_forgotten: list[Callable[[str, PublishCounters | Tally], None]] = []
 
     def on_forgotten(self, listener: Callable[[str, PublishCounters | Tally], None]) -> None:
-        """Call `listener` with the id of a deleted queue or group, and its counters."""
+        """Call `listener` when a queue or group that has counters is deleted, with its id and these
+        counters."""
         self._on_forgotten.append(listener)
 
     def queue(self, queue_id: str) -> PublishCounters:
@@ -126,8 +128,8 @@ class Counters:
         return self._groups
 
     def forget(self, queue_id: str, group_id: str | None) -> None:
-        """Forget a deleted group, or a queue if the group is None. Nothing happens if it has no
-        counters."""
+        """Forget the counters of a deleted group, or of a queue if the group is None, and call the
+        listeners of `on_forgotten`. Nothing happens if there are no counters."""
         counted: PublishCounters | Tally | None
         if group_id is None:
             counted = self._queues.pop(queue_id, None)

@@ -21,7 +21,8 @@ from push.message import headers_without_groups
 from push.places import Verb
 
 Transport = Literal["websocket", "long-poll", "pull"]
-"""Way to reach an owner. `pull` stands for requests over HTTP, of no client in particular."""
+"""Way by which a consumer or session is reached. `pull` is for requests over HTTP, of no client in
+particular."""
 
 PartitionWaits = Literal[
     "",
@@ -99,8 +100,8 @@ class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
     """The consumer that has it, or is to have it, at any gateway; null if there is none."""
     epoch: int
     next_offset: int
-    """The next offset to give out. Every message below it is settled or in flight, or waits in
-    memory or aside."""
+    """The next offset to give out. Every message below it is settled, in flight or dying, or waits
+    in memory or aside."""
     certified: int
     lag: int
     in_flight: int
@@ -133,9 +134,9 @@ class DeadLetterQueue(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     messages: int | None
-    """Number of messages retained there. null if the queue does not exist before the first dead
-    letter, if a storage cluster that has some of it does not answer, or if the client has no
-    rights on it."""
+    """Number of messages retained there. null if the queue does not exist, as before the first dead
+    letter, if a storage cluster that has some of it does not answer, or if the client has no right
+    that shows it."""
 
 
 class QueuePartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +169,7 @@ class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int | None
     """Memory used in its fullest primary; null if no manager has looked yet."""
     bound_bytes: int | None
-    """Bound of that memory; 0 if it has none."""
+    """Bound of that memory; 0 if it has none, null if no manager has looked yet."""
     answers: bool
     """Whether it answered this gateway within the last seconds."""
     has_catalog: bool
@@ -289,14 +290,15 @@ class HeadDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     offset: int
     id: str | None
-    """null, like the times, if it is no longer retained."""
+    """null, like the times, if the message is no longer retained, or was not read because the
+    answer had read enough."""
     published_unix_ms: int | None
     expires_unix_ms: int | None
-    """Expiry time; 0 if it never expires."""
+    """Expiry time of the message; 0 if it never expires, null like `published_unix_ms`."""
     attempts: int
     """Number of failed attempts that are counted."""
     nack: str | None
-    """The reason of its last nack; null if there was none."""
+    """The reason of its last nack; null if there was none, or if no attempt is counted."""
     in_flight: LeaseDescription | None
 
 
@@ -385,8 +387,8 @@ class HeldKeys(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     keys: list[HeldKey]
     left_out: int = 0
-    """Messages that were tried and whose key is unknown without reading more, because the group has
-    no consumer."""
+    """Number of messages that were tried and whose key is unknown without reading more. They are in
+    partitions without an owner at this gateway."""
     next: str | None = None
     """Value for `?after=<this>` to get more keys; left out if there are no more."""
 
@@ -506,7 +508,7 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Place":
-        """Parse such a text. Raises Refused(invalid_request)."""
+        """Parse a text like `4-130`. Raises Refused(invalid_request)."""
         first, _, second = text.partition("-")
         partition, offset = whole_number(first), whole_number(second)
         if partition is None or offset is None:
@@ -530,7 +532,7 @@ class HeldPlace(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "HeldPlace":
-        """Parse such a text. Raises Refused(invalid_request)."""
+        """Parse a text like `4-00c0ffee00c0ffee`. Raises Refused(invalid_request)."""
         partition, _, digits = text.partition("-")
         try:
             if len(digits) != _HASH_DIGITS or digits.strip("0123456789abcdef"):
@@ -702,7 +704,7 @@ class RefusedKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     partition: int
     keys: int
-    """Number of these keys."""
+    """Number of keys that were left for this reason."""
     code: str
     detail: str
 
@@ -714,7 +716,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     keys: list[ParkedKey]
     """The keys that were decided, as they were before."""
     keys_parked: int
-    """Number of further keys, which this call did not reach or which were refused. Another call
-    decides about them."""
+    """Number of keys that are still parked, because this call did not reach them, or because it was
+    refused for them. Another call decides about them."""
     refused: list[RefusedKeys] = []
-    """Refused keys among these; left out if there are none."""
+    """Keys that this call tried to decide and could not, by partition, with the reason; left out if
+    there are none."""

@@ -4,8 +4,8 @@ start    bind, open the broker, answer the admin socket, accept, freeze the heap
 stop     on the first SIGTERM or SIGINT: be not ready for `drain_notice_s`, so that balancers
          notice; then close the port, send sessions elsewhere, let work under way be settled, write
          the rest, exit 0, all within `drain_s` (P14)
-at once  on the second signal; and with exit code 70 when the storage says that it does not
-         know what its file holds (R31), because only a new start from the file is safe then
+at once  on the second signal; and with exit code 70 when the storage or the catalog says that it
+         can no longer be trusted (R31), because only a new start is safe then
 """
 
 import asyncio
@@ -58,17 +58,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tocsin.server")
 
 SWITCH_INTERVAL_S: Final = 0.0005
-"""Seconds. The storage's writer gives the GIL up for each call into SQLite and needs it back after
-it. A busy event loop hands it over only when this interval has passed. With Python's default of 5
-ms a commit of ten statements would wait 50 ms for nothing."""
+"""Seconds after which Python takes the GIL from a busy thread that another one waits for. The
+storage's writer releases the GIL for each call into SQLite and needs it back after the call. With
+Python's default of 5 ms, a commit of ten statements would wait 50 ms for a busy event loop."""
 FILES_KEPT: Final = 256
-"""Open files that are not sessions: the store, its WAL, the admin socket, requests, logs."""
+"""Number of open files that are kept free of sessions, for the store, its WAL, the admin socket,
+requests, logs."""
 FINISH_S: Final = 2.0
-"""Seconds of `drain_s` that are kept for writing and closing after the sessions have gone."""
+"""Seconds of `drain_s`, at most half of it, that are kept for writing and closing after the
+sessions have gone."""
 
 OnFatal = Callable[[str], None]
 Build = Callable[[Config, OnFatal], Awaitable[Broker]]
-"""Opens the broker. A call of OnFatal ends the process."""
+"""Callback that opens the broker. A call of the OnFatal that it is given ends the process."""
 
 
 class Server:
@@ -200,7 +202,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Address at which it listens, with the real port if the setting is 0."""
+        """URL at which the server listens, with the real port if the setting is 0."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://{host}:{self._port}"
@@ -358,8 +360,8 @@ def _reload_on_hangup(tls: Tls) -> None:
 
 
 def _sessions_max() -> int:
-    """Return the bound of sessions. A session without a free file would not be refused but left
-    waiting."""
+    """Return the largest number of sessions: SESSIONS_MAX, or fewer if fewer files may be open. A
+    session without a free file would not be refused but left waiting."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return limits.SESSIONS_MAX

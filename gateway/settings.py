@@ -1,8 +1,8 @@
 """The table of settings with their names, allowed values and purposes. The environment, the flags
 and the help are read from it.
 
-The parsers of their texts come first; each raises ValueError (or KeyError, OverflowError) for a
-text that it does not allow.
+The parsers of their texts come first; each raises ValueError (or KeyError, OverflowError,
+RuntimeError) for a text that it does not allow.
 """
 
 import math
@@ -135,7 +135,8 @@ def parse_jwt_keys(text: str) -> str:
 
 
 def parse_word(text: str) -> str:
-    """Check a name that another system has given."""
+    """Check a text that another system has defined, such as the name of a claim: 1 to 1024
+    printable characters, not only blanks."""
     if not text.strip() or not text.isprintable() or len(text) > 1024:
         raise ValueError
     return text
@@ -208,7 +209,7 @@ def parse_byte_count(text: str) -> int:
 
 
 def parse_journal_bytes(text: str) -> int:
-    """Parse a number of bytes for files of lines."""
+    """Parse a bound of the bytes of a log's files: 65,536 or more."""
     return parse_whole(text, 1 << 16, 1 << 50)
 
 
@@ -246,7 +247,8 @@ PREFIX: Final = "TOCSIN_"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A line of the table. `parse` raises ValueError for a text that is not `allowed`."""
+    """A line of the table of settings. `parse` raises ValueError, KeyError, OverflowError or
+    RuntimeError for a text that is not `allowed`."""
 
     field: str
     parse: Callable[[str], object]
@@ -255,19 +257,19 @@ class Setting:
     is_flag: bool = False
     """Whether it is a switch, with `--name` and `--no-name`."""
     is_secret: bool = False
-    """Whether its value is never shown."""
+    """Whether the value is never shown in logs and errors."""
     has_flag: bool = True
     """Whether it has a flag; False keeps it in the environment, where other users of the machine do
     not see it."""
 
     @property
     def variable(self) -> str:
-        """Name in the environment."""
+        """Name of the setting's environment variable, such as TOCSIN_PORT."""
         return PREFIX + self.field.upper()
 
     @property
     def flag(self) -> str:
-        """Name on the command line."""
+        """Name of the setting's option, such as --port."""
         return "--" + self.field.replace("_", "-")
 
 

@@ -13,7 +13,8 @@ _SUB_BITS: Final = 6
 _SUB: Final = 1 << _SUB_BITS
 _LINEAR: Final = 2 * _SUB
 VALUE_MAX: Final = (1 << 42) - 1
-"""In nanoseconds, 73 minutes; larger values are counted as this one."""
+"""The largest value that a histogram distinguishes; in nanoseconds, 73 minutes. Larger values count
+as this one."""
 
 
 def _index(value: int) -> int:

@@ -2,7 +2,7 @@
 
 `lines` draws lines over an axis, as a figure of an HTML page. `bars` and `ranges` draw panels of
 rows below each other. They make a picture with a white background of its own, which is readable on
-pages of any colour.
+pages of any color.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 Points = Sequence[tuple[float, float]]
 _TICKS: Final = 5
-"""Approximate number of ticks."""
+"""Approximate number of ticks of a linear axis."""
 
 
 class Axis:
@@ -39,7 +39,8 @@ class Axis:
         return self._first + share * (self._last - self._first)
 
     def ticks(self) -> list[float]:
-        """Return round numbers, at most about ten."""
+        """Return the numbers at which the axis has ticks: all powers of ten if it is logarithmic,
+        otherwise at most six round numbers."""
         if self.log:
             powers = round(math.log10(self.high / self.low))
             return [self.low * 10**power for power in range(powers + 1)]
@@ -66,7 +67,7 @@ HUES: Final = (
     "#2f6fbb", "#c2571a", "#3c8a4f", "#8a4fa8", "#a8862a", "#5a6b7a", "#b03a5b", "#1f8f96",
     "#7a5230", "#4a4ad0", "#6f8f1f",
 )  # fmt: skip
-"""Colours of the lines, in this order. Each line also has its dashes, so that colour is not
+"""Colors of the lines, in this order. Each line also has its dashes, so that color is not
 needed."""
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 4", "1 4")
 """Fewer than the hues, so two lines with the same dashes have different hues."""
@@ -155,7 +156,7 @@ _TITLE: Final = 44
 _GAP: Final = 18
 _MARGIN: Final = 16
 _FIRST: Final = _MARGIN + _LABEL_WIDTH
-"""The pixel at which bars and ranges begin; `_ROOM` is their largest length."""
+"""The horizontal pixel at which bars and ranges begin; `_ROOM` is their largest length."""
 _ROOM: Final = PICTURE_WIDTH - 2 * _MARGIN - _LABEL_WIDTH - _VALUE_WIDTH
 
 
@@ -174,17 +175,17 @@ class Row(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Rows of one figure."""
+    """The rows of one figure, below its title and note."""
 
     title: str
     note: str
-    """The direction that is better, and the unit."""
+    """Small text below the title: the direction that is better, and the unit."""
     rows: Sequence[Row]
 
 
 def bars(*panels: Panel) -> str:
-    """Draw panels below each other, leaving out those without a figure. Returns "" if none is
-    left."""
+    """Draw panels of bars below each other, leaving out panels without values. Returns the SVG, or
+    an empty text if no panel is left."""
     shown = [panel for panel in panels if any(row.values for row in panel.rows)]
     if not shown:
         return ""
@@ -201,7 +202,8 @@ def bars(*panels: Panel) -> str:
 
 
 def ranges(*panels: Panel) -> str:
-    """Draw panels of ranges over one logarithmic axis. Returns "" if there are no values."""
+    """Draw panels of ranges below each other, over the same logarithmic axis. Returns the SVG, or
+    an empty text if no value is above 0."""
     values = [v for panel in panels for row in panel.rows for v in row.values if v > 0]
     if not values:
         return ""

@@ -20,8 +20,8 @@ READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 60.0
 _NOTHING: Final[Mapping[str, str]] = {}
 _COUNTS_HEAD: Final = struct.Struct("<2Q")
-"""The header of the delivery log's counts: magic, and the gateway, which names the page in
-memory."""
+"""The beginning of the delivery log's file `counts`: magic, and the gateway's number, which is in
+the name of the gateway's counts in shared memory."""
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 SERVE: Final = ("-c", "from gateway.cli.serve import serve; serve()")
 """Arguments with which our interpreter starts the shipped `tocsin serve`, whatever is on the
@@ -35,7 +35,7 @@ def tocsin(*arguments: str) -> list[str]:
 
 
 class ServerFailed(RuntimeError):
-    """The broker did not start, or ended by itself; the text holds the end of its log."""
+    """The broker did not start, did not end in time, or ended by itself; the text says more."""
 
 
 def free_port() -> int:
@@ -69,13 +69,15 @@ class Process:
         self.pid = pid
 
     def cpu_s(self) -> float:
-        """Return user and system time of all its threads so far, in seconds, to 10 ms."""
+        """Return user and system time of all its threads so far, in seconds, to 10 ms. Raises
+        OSError if the process is gone."""
         text = Path(f"/proc/{self.pid}/stat").read_text()
         fields = text.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
     def rss_bytes(self) -> int:
-        """Return resident memory in bytes. Raises ServerFailed if the process has ended."""
+        """Return resident memory in bytes. Raises ServerFailed or OSError if the process has
+        ended."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024

@@ -66,7 +66,8 @@ class News:
     groups_gone: list[str] = field(default_factory=list)
     tokens_gone: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
-    """Ids that were in `dropped`."""
+    """Ids of queues and groups that are no longer in `dropped`, because the storage has dropped
+    them too."""
 
 
 class MembershipRows(Protocol):
@@ -76,11 +77,11 @@ class MembershipRows(Protocol):
         """Return the group's row; a row that nobody has changed yet has no members."""
 
     async def glance(self, group_id: str) -> Membership:
-        """Return the group's row as it is where it is changed first; waits for no copies."""
+        """Return the group's row from one copy, without waiting for others (`Metadata.glance`)."""
 
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
-        """Compare and set a row; False when its generation is another one. The caller has checked
-        that the generation grows."""
+        """Replace a group's row, and return True; False, and nothing changed, if its generation is
+        not `expected_generation`. The caller has checked that the generation grows."""
 
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
@@ -88,10 +89,11 @@ class MembershipRows(Protocol):
         """Raise this gateway's number and return all gateways' numbers (`Metadata.beat`)."""
 
     async def said(self) -> dict[str, str]:
-        """Return what each gateway said with its last beat."""
+        """Return gateway → the text that it sent with its last beat (`Metadata.said`)."""
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
-        """Register for (group id, generation) of changed rows; some may be lost."""
+        """Have `listener` called with (group id, generation) of changed rows; some calls may be
+        lost."""
 
     def dropped(self, group_id: str) -> None:
         """Forget the row of a deleted group."""
@@ -110,7 +112,7 @@ class Store(Protocol):
 
     @property
     def root_secret(self) -> bytes:
-        """32 bytes that were made with the catalog."""
+        """32 secret bytes that were made with the catalog."""
 
     @property
     def broken(self) -> str | None:
@@ -118,8 +120,8 @@ class Store(Protocol):
 
     @property
     def age_s(self) -> float:
-        """Age in seconds of this view: older changes of others are known here or were read. 0 when
-        nobody else changes it."""
+        """Age of this view of the catalog in seconds: all changes that others made longer ago have
+        been read. 0 when nobody else changes the catalog."""
 
     def follow(self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]) -> None:
         """Have `read` called soon after others have changed something, and now and then. `cut_off`
@@ -127,9 +129,9 @@ class Store(Protocol):
         changes calls neither."""
 
     async def news(self) -> News | None:
-        """Return what others have changed since the last call, without this one's writes. None when
-        they have changed nothing. Raises Refused when nobody answers or when this catalog must not
-        be followed any more."""
+        """Return what others have changed since the last call, without the writes through this
+        store; None if nothing. Raises Refused when the database does not answer, or when this
+        catalog must not be followed any more."""
 
     def memberships(self, run_change: RunChange) -> MembershipRows:
         """Return the keeper of the rows of groups; a store has one. `run_change` runs a change
@@ -139,19 +141,20 @@ class Store(Protocol):
         """Return an id that no queue or group has or ever had (R1)."""
 
     async def create(self, rows: Sequence[Queue | Group]) -> None:
-        """Add queues and groups with fresh ids, all or none; a group follows its queue."""
+        """Add queues and groups with fresh ids, all or none. In `rows` a queue is before its
+        groups."""
 
     async def change(self, row: Queue | Group) -> None:
         """Replace the value of an existing queue or group."""
 
     async def drop_queue(self, queue_id: str) -> None:
-        """Remove a queue and its groups. The queue's id is to be forgotten later, and with it the
-        groups'."""
+        """Remove a queue and its groups. The queue's id is in `Contents.dropped` until `forget`, on
+        behalf of its groups too."""
 
     async def drop_group(self, group_id: str, generation: int | None) -> None:
-        """Remove a group; its id is to be forgotten later. With a generation it is removed only if
-        its row still has that generation, in one act. Otherwise raises Fenced, and nothing was
-        written."""
+        """Remove a group; its id is in `Contents.dropped` until `forget`. With a generation the
+        group is removed only if its row still has that generation, in one act; if not, raises
+        Fenced, and nothing was written."""
 
     async def forget(self, any_id: str) -> None:
         """Note that a dropped queue or group no longer exists anywhere. Its id stays taken (R1)."""
@@ -166,31 +169,34 @@ class Store(Protocol):
         """Add these data keys, each in place of the one of its id; all or none."""
 
     async def set_mark(self, name: str, value: str) -> None:
-        """Remember a mark, in place of the last one of this name."""
+        """Store a text under this name, in place of the last one."""
 
     async def copy_to(self, path: Path) -> None:
-        """Write a copy of the catalog to a new file, fsynced; the folder is not. It holds
-        secrets."""
+        """Write a copy of the catalog, with its secrets, to a new file. The file is fsynced, and
+        its folder is not. Raises Refused(storage_unavailable), always if the catalog is not a file
+        of this process."""
 
     async def close(self) -> None:
         """Close the store."""
 
 
 CHANGES_KEPT: Final = 1000
-"""Number of changes that are kept. A gateway that has missed more reads everything again."""
+"""Number of changes that a database keeps. A gateway that has missed more reads everything
+again."""
 Write = tuple[str, str, bytes]
-"""Kind, id, value; b"" when the row no longer exists."""
+"""Kind, id and new value of a row; the value b"" removes the row."""
 
 
 class RowCondition(NamedTuple):
-    """The generation that a group's row must have; 0 when there must be no row yet."""
+    """The generation that a group's row must have for a change; 0: the group must have no row
+    yet."""
 
     group_id: str
     generation: int
 
 
 NO_CONDITION: Final = RowCondition("", 0)
-"""The condition that every row meets."""
+"""No condition: no row is compared."""
 Raw = dict[str, dict[str, bytes | None]]
 """Kind → id → value; None when the row no longer exists."""
 
@@ -208,8 +214,8 @@ NOWHERE: Final = CatalogPlace("", 0, "")
 
 
 class Lost(Exception):
-    """Error: the catalog is not the one that was followed, or an older copy of it; says why
-    (R30)."""
+    """Error: the catalog is another one than the one that was followed, or is an older copy of it
+    (R30). The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +226,12 @@ class CatalogRows:
     raw: Raw
     is_all: bool
     secret: bytes
-    """The row of 32 bytes that were made with the catalog."""
+    """Stored row, with its checksum, of the 32 secret bytes that were made with the catalog."""
 
 
 class Database(Protocol):
-    """Rows that are compared and set. Reads and changes are on all copies that could be elected."""
+    """Rows that are compared and set. Whatever `read` returns or `change` confirms is on all copies
+    that could be elected."""
 
     poll_s: float
     """Seconds between reads that no notice has caused."""
@@ -264,8 +271,8 @@ class Database(Protocol):
         """Return the keeper of the groups' rows."""
 
     async def copy_to(self, path: Path) -> None:
-        """Write a copy to a new file, fsynced. Raises Refused if it failed or is done in another
-        way."""
+        """Write a copy to a new file, fsynced. Raises Refused if that failed, or if such a database
+        is to be copied in another way."""
 
     async def close(self) -> None:
         """Close the database."""
@@ -275,4 +282,5 @@ class NodeDatabase(Database, Protocol):
     """The database behind the nodes of a metadata service."""
 
     async def beat_node(self, name: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
-        """Raise the number of a node, as gateways do. Raises Refused or Unknown."""
+        """Raise the number of the node `name`, and return all nodes' numbers (`Metadata.beat`).
+        Raises Refused or Unknown."""

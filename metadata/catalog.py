@@ -29,9 +29,11 @@ class QueueAlert(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     when: Literal["lag", "oldest_age_s", "depth", "dead_letters", "parked_keys"]
     above: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
     lasts_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60
-    """Seconds that the value must stay above before the alert is sent."""
+    """Seconds for which the value must stay above the threshold `above` before the alert is
+    sent."""
     group: str | None = None
-    """A group's name; None for the group that is furthest behind."""
+    """Name of the group whose value counts; None: the highest value among the queue's groups.
+    Without effect on `depth` and `dead_letters`, which are values of a queue."""
     queue: str | None = None
     webhook: str | None = None
 
@@ -53,7 +55,7 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     lease_s: Annotated[float, msgspec.Meta(ge=1, le=43_200)] = 30
     lease_total_s: Annotated[float, msgspec.Meta(ge=1, le=7 * 86_400)] = 3600
     attempts_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 5
-    """Number of attempts; 0 for no bound."""
+    """Number of attempts after which a message is exhausted; 0 for no bound."""
     backoff_s: Annotated[float, msgspec.Meta(ge=0, le=limits.BACKOFF_S_MAX)] = 1.0
     """Delay before the second attempt; doubles from attempt to attempt, with jitter."""
     backoff_max_s: Annotated[float, msgspec.Meta(ge=0, le=limits.BACKOFF_S_MAX)] = 60.0
@@ -63,8 +65,8 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     dedup_window_s: Seconds = 300
     durability: Durability = "all"
     publish_messages_per_s: PerSecond | None = None
-    """Rate of all publishers together, averaged over any time beyond the allowed burst; None for no
-    limit."""
+    """Messages per second of all publishers together, averaged over any time, apart from the
+    allowed burst; None for no limit."""
     publish_bytes_per_s: PerSecond | None = None
     alerts: Annotated[tuple[QueueAlert, ...], msgspec.Meta(max_length=limits.ALERTS_MAX)] = ()
 
@@ -74,7 +76,7 @@ DEAD_LETTERS: Final = ".dead-letters"
 
 
 class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The settings of a group. None stands for the queue's own value."""
+    """The settings of a group. None stands for the queue's value, except in `expires_s`."""
 
     start: Literal["earliest", "latest"] = "earliest"
     semantics: Literal["at_least_once", "at_most_once"] = "at_least_once"
@@ -85,7 +87,7 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     backoff_max_s: Annotated[float, msgspec.Meta(ge=0, le=limits.BACKOFF_S_MAX)] | None = None
     on_exhausted: Literal["dead_letter", "park"] | None = None
     expires_s: PositiveSeconds | None = None
-    """Time without a consumer after which an abandoned group expires; None for never (R11)."""
+    """Seconds without a consumer after which the group is deleted; None for never (R11)."""
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -99,13 +101,13 @@ ANYBODY: Final = Principal("anybody")
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue as it is. `queue_id` is never reused (R1)."""
+    """A queue's row in the catalog. `queue_id` is never reused (R1)."""
 
     queue_id: str
     name: str
     tenant: str
     holder: str
-    """The principal that created it."""
+    """Name of the principal that created the queue."""
     created_unix_ms: int
     settings: QueueSettings
     ring_epoch: int
@@ -116,8 +118,9 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     lineage: tuple[tuple[int, int], ...] = ()
     """(sealed partition, successor) pairs; empty until the first repartition (R27)."""
     clusters: tuple[str, ...] = ()
-    """The storage clusters of the partitions. Number n is at the n-th of them, modulo their number.
-    They are fixed when the queue is created. Empty if all are at the first configured cluster."""
+    """Names of the storage clusters of the partitions. Partition n is at the n-th of them, modulo
+    their number. They are fixed when the queue is created. Empty if all partitions are at the first
+    configured cluster."""
     paused: bool = False
     """Whether an operator has stopped deliveries to groups. It is no setting, so changes of
     settings leave it."""
@@ -128,7 +131,7 @@ GroupStart = Literal["earliest", "latest"] | int
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as it is."""
+    """A group's row in the catalog."""
 
     group_id: str
     name: str
@@ -136,16 +139,18 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ms: int
     settings: GroupSettings
     start: GroupStart | None = None
-    """The requested start, if the settings do not name one. Cursors are created there (R11)."""
+    """The start that was requested when the group was created, if it is another one than
+    `settings.start`; else None. Cursors are created there (R11)."""
 
     @property
     def begins(self) -> GroupStart:
-        """The start at which its cursors are created."""
+        """The start at which the group's cursors are created."""
         return self.settings.start if self.start is None else self.start
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True):
-    """The holder of a partition that another gateway's consumer is to have."""
+    """The consumer, and its gateway, that still has a partition which is to move to a consumer of
+    another gateway."""
 
     gateway: str
     member: str
@@ -163,20 +168,24 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     assignment: dict[int, str]
     """Partition number → consumer."""
     lingers: dict[str, float] = {}
-    """Consumer → seconds after the start of the next gateway for which its place waits for it.
-    Other consumers are not waited for. A row with some of these outlives its gateway."""
+    """Consumer → seconds for which its place waits for it after its gateway has died: from the
+    start of the next one, if one gateway works on a catalog. Other consumers are not waited for.
+    With one gateway, only rows with an entry here outlive it."""
     gateways: dict[str, tuple[str, ...]] = {}
     """Gateway → those of the members that are connected to it, sorted. Empty where one gateway
     works on a catalog, because it has all of them."""
     staying: tuple[str, ...] = ()
-    """Members of several gateways that have still to say which partitions they hold (R22),
-    sorted."""
+    """Members that have still to say which partitions they hold (R22), sorted. Empty where one
+    gateway works on a catalog."""
     unresponsive: tuple[str, ...] = ()
-    """Members whose handlers give no sign, so others have their partitions if any work; sorted."""
+    """Members whose handlers give no sign, sorted. Other members have their partitions, unless all
+    members are unresponsive."""
     draining: dict[int, Drain] = {}
-    """Partition → the consumer that must let go of it before the next one begins (R20)."""
+    """Partition → the consumer that must let go of it before the consumer of the assignment begins
+    (R20)."""
     begun_anew: int = 0
-    """Number of times that the group's cursors were set anew. Earlier deliveries do not count."""
+    """Number of times that the group's cursors were set anew, for example by a seek. Deliveries
+    from before the last time are stale."""
 
 
 def check_name(name: str, what: str) -> None:
@@ -199,13 +208,14 @@ def dead_letter_name(queue: Queue) -> str:
 
 
 def other_dead_letter_queue(name: str, named: str | None) -> str | None:
-    """Return the queue that is named for the dead letters of the queue `name`; None if it is the
-    one that belongs to `name` by its own name. Rights on `name` say nothing about another queue."""
+    """Return `named`, the dead-letter queue in the settings of the queue `name`; None if they name
+    none, or the one that `name` has by default. Rights on `name` say nothing about another
+    queue."""
     return None if named in (None, name + DEAD_LETTERS) else named
 
 
 class DeadLetterCircle(Refused):
-    """Error: dead letters would come back to where they died. `way` names the queues that they go
+    """Error: dead letters of a queue would come back to it. `way` names the queues that they go
     through; the last is the first again. The text names only the first queue and those that `sees`
     allows."""
 
@@ -219,7 +229,7 @@ class DeadLetterCircle(Refused):
 
 
 def check_circle(queue: Queue, find: Callable[[str], Queue | None]) -> None:
-    """Refuse dead letters that would come back to where they died, after any number of queues.
+    """Refuse a queue whose dead letters would come back to it, after any number of queues.
 
     `find`: the queue of a name. A dead-letter queue that does not exist yet ends the search,
     because it will have none of its own.
@@ -243,8 +253,9 @@ def check_settings(name: str, settings: QueueSettings) -> None:
     """Check the settings of the queue `name` beyond what the types of the fields say.
 
     Raises:
-        Refused: invalid_request if they contradict each other; invalid_name for the dead-letter
-            queue's name.
+        Refused: invalid_name for a wrong name of the dead-letter queue, or of an alert, its group
+            or its queue; invalid_request for other faults, such as a lease that is longer than
+            `lease_total_s`, or two alerts of one name.
     """
     _check_leases(settings.lease_s, settings.lease_total_s)
     if settings.dead_letter_queue is not None:
@@ -275,7 +286,8 @@ def _check_alerts(name: str, alerts: tuple[QueueAlert, ...]) -> None:
 
 
 def check_group_settings(settings: GroupSettings) -> None:
-    """Raise Refused(invalid_request) when a group's settings contradict each other."""
+    """Raise Refused(invalid_request) if a group's own `lease_total_s` is below its own
+    `lease_s`."""
     if settings.lease_s is not None and settings.lease_total_s is not None:
         _check_leases(settings.lease_s, settings.lease_total_s)
 
@@ -289,7 +301,7 @@ def _check_leases(lease_s: float, lease_total_s: float) -> None:
 
 
 def check_change(old: QueueSettings, new: QueueSettings) -> None:
-    """Raise Refused(setting_fixed) when a fixed setting would change."""
+    """Raise Refused(setting_fixed) when the setting of a queue that is in FIXED would change."""
     for name in sorted(FIXED):
         if getattr(old, name) != getattr(new, name):
             raise Refused(
@@ -301,14 +313,15 @@ def check_change(old: QueueSettings, new: QueueSettings) -> None:
 # --- Deleted queues ---------------------------------------------------------------------------
 
 DELETED_QUEUES_MARK: Final = "deleted queues"
-"""The mark of the catalog that lists queues that were deleted lately."""
+"""Name of the mark that lists the queues that were deleted lately."""
 DELETED_QUEUE_KEPT_S: Final = 86_400.0
 DELETED_QUEUES_MAX: Final = 200
-"""Largest length of that list. Every gateway reads a whole mark when it changes."""
+"""Largest number of queues in that mark, which keeps the newest ones. Every gateway reads the whole
+mark when it changes."""
 
 
 class DeletedQueue(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue that was deleted lately. Messages that are still on their way to it go to its dead
+    """A queue that was deleted lately. Messages that are still published to it go to its dead
     letters, and their producers are not refused with `queue_not_found`."""
 
     queue_id: str
@@ -321,7 +334,7 @@ class DeletedQueue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_deleted_queues(text: str | None) -> list[DeletedQueue]:
-    """Decode the mark; an unreadable mark counts as empty."""
+    """Decode the text of DELETED_QUEUES_MARK; None or an unreadable text gives []."""
     try:
         return msgspec.json.decode(text, type=list[DeletedQueue]) if text else []
     except msgspec.MsgspecError:
@@ -329,8 +342,9 @@ def read_deleted_queues(text: str | None) -> list[DeletedQueue]:
 
 
 def add_deleted_queue(text: str | None, queue: Queue, unix_ms: int) -> str:
-    """Return the mark with a queue that is about to be deleted. A queue of dead letters gets no
-    entry, because its messages are kept for people, and it is created again when it is needed."""
+    """Return the text of DELETED_QUEUES_MARK with a queue that is about to be deleted, and without
+    entries older than DELETED_QUEUE_KEPT_S. A queue of dead letters gets no entry, because its
+    messages are kept for people, and it is created again when it is needed."""
     kept = [
         one
         for one in read_deleted_queues(text)
@@ -353,7 +367,8 @@ def add_deleted_queue(text: str | None, queue: Queue, unix_ms: int) -> str:
 def find_deleted_queue(
     text: str | None, tenant: str, name: str, unix_ms: int
 ) -> DeletedQueue | None:
-    """Return the queue of this name that was deleted within DELETED_QUEUE_KEPT_S."""
+    """Return the queue of this name in the mark `text`, if it was deleted within
+    DELETED_QUEUE_KEPT_S; else None."""
     for deleted in read_deleted_queues(text):
         is_it = (deleted.tenant, deleted.name) == (tenant, name)
         if is_it and unix_ms - deleted.deleted_unix_ms < DELETED_QUEUE_KEPT_S * 1000:

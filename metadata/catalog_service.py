@@ -78,7 +78,7 @@ class CatalogIndex:
         return self._tenants.get(tenant, {}).get(name)
 
     def queues(self, tenant: str) -> list[Queue]:
-        """Return a tenant's queues by name."""
+        """Return a tenant's queues, sorted by name."""
         return [queue for _, queue in sorted(self._tenants.get(tenant, {}).items())]
 
     def all_queues(self) -> list[Queue]:
@@ -94,7 +94,7 @@ class CatalogIndex:
         return self._groups.get(queue_id, {}).get(name)
 
     def groups(self, queue_id: str) -> list[Group]:
-        """Return a queue's groups by name."""
+        """Return a queue's groups, sorted by name."""
         return [group for _, group in sorted(self._groups.get(queue_id, {}).items())]
 
     def put_queue(self, queue: Queue) -> None:
@@ -129,7 +129,8 @@ class CatalogIndex:
 
 
 STALE_MAX: Final = 100
-"""How often a change is decided again before it is refused."""
+"""Number of times that a change is decided, because others change the catalog meanwhile, before it
+is refused."""
 ResultT = TypeVar("ResultT")
 ParamsT = ParamSpec("ParamsT")
 
@@ -176,7 +177,7 @@ class ChangeQueue:
 
     async def catch_up(self) -> None:
         """Learn every change that others had made before this call. Returns at once if nobody else
-        changes the catalog. Raises Refused like a change, and when nobody answers."""
+        changes the catalog. Raises Refused like a change, and when the store does not answer."""
         if self._store.is_shared:
             await self(_no_change)
 
@@ -254,7 +255,8 @@ class CatalogService:
         return self._marks.get(name)
 
     def place_queues(self, placing: Placing) -> None:
-        """Choose the clusters of new queues by this; without it their rows name none."""
+        """Choose the storage clusters of new queues with `placing` from now on. Before this call,
+        rows of new queues name no cluster."""
         self._placing = placing
 
     # --- Changing --------------------------------------------------------------------------------
@@ -477,8 +479,9 @@ class CatalogService:
         await self._store.put_data_keys(rows)
 
     async def copy_to(self, path: Path) -> None:
-        """Write a copy of the catalog to a new file, as of one moment between two changes, fsynced;
-        the folder is not. It holds secrets. Raises Refused(storage_unavailable)."""
+        """Write a copy of the catalog, with its secrets, to a new file, as of one moment between
+        two changes. The file is fsynced, and its folder is not. Raises
+        Refused(storage_unavailable)."""
         await self._changes(self._store.copy_to, path)
 
     # --- Membership (R14) ------------------------------------------------------------------------

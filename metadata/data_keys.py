@@ -25,7 +25,8 @@ class DataKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Still = Callable[[list[DataKey]], bool]
-"""Whether rows may be written, given all keys that the catalog has at that moment."""
+"""Function that says whether new rows may be written, given all keys that the catalog has at that
+moment. Called just before they are written, when nobody else can change the keys."""
 
 
 class Outdated(Exception):
@@ -37,7 +38,7 @@ class Outdated(Exception):
 
 
 class DataKeys:
-    """The keys of a catalog: read from memory, durable before they are in it."""
+    """The data keys of a catalog, in memory. A new key is durable before it is in memory."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class DataKeys:
 
 
 class _Run(Protocol):
-    """The method `execute` of a connection."""
+    """The method `execute` of an SQLite connection."""
 
     def __call__(self, statement: str, values: Sequence[object] = (), /) -> Any: ...
 
@@ -117,8 +118,8 @@ def mend_rows(run: _Run, rows: Sequence[DataKey]) -> None:
 
 
 def read_rows(run: _Run) -> tuple[list[DataKey], int, int]:
-    """Return (all keys, number of damaged or missing copies, number of keys without a readable
-    copy)."""
+    """Return (all readable keys, number of damaged or missing copies, number of keys without a
+    readable copy)."""
     found: dict[bytes, list[DataKey]] = {}
     seen: set[bytes] = set()
     damaged = 0

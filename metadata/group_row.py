@@ -32,21 +32,21 @@ class GatewayPart:
     staying: Collection[str] = ()
     """Members that have still to say what they hold, and keep what they have until then."""
     unresponsive: Collection[str] = ()
-    """Members that are given nothing while others are responsive."""
+    """Members that are given no partitions while other members are responsive."""
     lingers: Mapping[str, float] = field(default_factory=dict)
     """Linger times as in Membership, of the members and of the absent."""
     absent: Collection[str] = ()
     """Consumers that are with no gateway and are waited for."""
     has: Collection[int] = ()
-    """Partitions that it owns, or is about to."""
+    """Partitions that a consumer of this gateway owns, or is about to own."""
     gone: Collection[str] = ()
     """Gateways that no longer exist."""
     overdue: Collection[int] = ()
-    """Partitions whose drain elsewhere has had its time."""
+    """Partitions for whose drain at another gateway this one does not wait any longer."""
 
 
 def gateway_of(row: Membership, member: str | None) -> str | None:
-    """Return the gateway of this member; None if it has none."""
+    """Return the gateway of this member; None for no member, or one that is with no gateway."""
     return next((one for one, names in row.gateways.items() if member in names), None)
 
 
@@ -67,7 +67,7 @@ def gateways_in(row: Membership) -> set[str]:
 
 
 def others(row: Membership, gateway: str, gone: Collection[str]) -> dict[str, str]:
-    """Return consumer → its gateway, for the consumers that are connected to other gateways."""
+    """Return consumer → its gateway, for the consumers of other gateways that are not in `gone`."""
     return {
         name: other
         for other, names in row.gateways.items()
@@ -77,7 +77,8 @@ def others(row: Membership, gateway: str, gone: Collection[str]) -> dict[str, st
 
 
 def elsewhere(row: Membership, gateway: str, gone: Collection[str]) -> dict[int, str]:
-    """Return partition → the other gateway whose consumer has it, or is to have it."""
+    """Return partition → the other gateway, not in `gone`, that has still to let go of the
+    partition, or else the one whose consumer the partition is assigned to."""
     theirs = others(row, gateway, gone)
     return {number: theirs[name] for number, name in row.assignment.items() if name in theirs} | {
         number: drain.gateway
@@ -87,7 +88,7 @@ def elsewhere(row: Membership, gateway: str, gone: Collection[str]) -> dict[int,
 
 
 def missing(row: Membership, gone: Collection[str]) -> dict[str, float]:
-    """Return lingering consumers that are with no living gateway: name → for how many seconds."""
+    """Return consumer → its linger time in seconds, for those that are with no living gateway."""
     there = {
         name for gateway, names in row.gateways.items() if gateway not in gone for name in names
     }

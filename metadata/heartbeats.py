@@ -38,7 +38,8 @@ class Heartbeats:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
-        """Gateway → its number, and the time at which that was seen first."""
+        """Gateway → its number, and the time at which that number was seen first, or at which the
+        gateway has acted last (`heard`)."""
         self._looked_at: float | None = None
 
     # enforces: R3, R14
@@ -64,7 +65,7 @@ class Heartbeats:
         self._seen[gateway] = (number, now)
 
     def number_of(self, gateway: str) -> int:
-        """Return the last number that was received; 0 if none was."""
+        """Return the number of this gateway as received last; 0 if none was."""
         return self._seen.get(gateway, (_NEVER, 0.0))[0]
 
     def there(self) -> list[str]:
@@ -75,9 +76,9 @@ class Heartbeats:
         )
 
     def gone(self, for_s: float = GONE_S) -> dict[str, int]:
-        """Return the gateways whose number has not changed for `for_s`, with that number. They are
-        judged at the time of the last look, because a process that was frozen, or got no answer,
-        knows nothing about others."""
+        """Return gateway → its number, for those that have neither changed their number nor acted
+        (`heard`) for `for_s`. They are judged at the time of the last look (`saw`), because a
+        process that was frozen, or got no answer, knows nothing about others."""
         looked_at = self._looked_at
         if looked_at is None:
             return {}
@@ -89,13 +90,13 @@ class Heartbeats:
 
     def is_gone(self, gateway: str, *, now: float) -> bool:
         """Whether a gateway that a row names no longer exists. One without a number may have come
-        since the last look, so it has GONE_S from now to get one."""
+        since the last look, so it has GONE_S to get a number, from the first such call."""
         self._seen.setdefault(gateway, (_NEVER, now))
         return gateway in self.gone()
 
     def is_alone(self, *, now: float) -> bool:
-        """Whether others must take this gateway for gone by now, because it got no answer for
-        GONE_S. Its members may then be others', until it gets one."""
+        """Whether others may take this gateway for gone by now, because it got no answer for
+        GONE_S, or none yet. Other gateways may then have taken over its members."""
         return self._looked_at is None or now - self._looked_at >= GONE_S
 
 

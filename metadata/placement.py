@@ -55,8 +55,8 @@ class Candidate:
 
     @property
     def free_share(self) -> float:
-        """Free share of the cluster's memory or disk, always above 0, so that it can
-        be a divisor."""
+        """Free share of the cluster's memory; 1 - USED_UNKNOWN if it is unknown. At least FREE_MIN,
+        so that it can be a divisor."""
         used = USED_UNKNOWN if self.used_share is None else self.used_share
         return max(FREE_MIN, 1 - used)
 
@@ -64,7 +64,8 @@ class Candidate:
 def place(
     queue_id: str, partitions: int, candidates: Sequence[Candidate], *, is_bounded: bool
 ) -> tuple[str, ...]:
-    """Return the names that the queue's partitions go through in turn, as the shortest such list.
+    """Return the names of the clusters that the queue's partitions go through in turn, as the
+    shortest list that says so: partition n is at the n-th of them, modulo their number.
 
     `is_bounded`: whether publishing is refused at a bound of what the queue retains. All partitions
     then go to one cluster, which alone can count exactly.
@@ -105,8 +106,9 @@ def _order(queue_id: str, usable: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _race(queue_id: str, one: Candidate) -> float:
-    """Return an exponential waiting time. Among several, each is the first as often as its share of
-    the room says, and a zone's first as often as its clusters' shares together."""
+    """Return a pseudo-random number for this queue and cluster, from an exponential distribution of
+    the rate `free_share`. So a cluster has the lowest number of all as often as its share of the
+    free room says."""
     digest = blake2b(f"{queue_id}:{one.name}".encode(), digest_size=8).digest()
     drawn = (int.from_bytes(digest, "big") + 1) / (2**64 + 1)
     return -log(drawn) / one.free_share
@@ -124,19 +126,20 @@ def _period(cycle: Sequence[str]) -> tuple[str, ...]:
 
 
 HOT_SHARE: Final = 0.8
-"""Used share of a cluster's memory at which nothing new is placed there."""
+"""Default of the used share of a cluster's memory from which on nothing new is placed there."""
 COOLER: Final = 0.1
-"""Share by which a hot cluster must fall below the line before it is well again, so that one at the
-line is not hot and well in turns."""
+"""Share by which a hot cluster must fall below `hot_share` before it is well again, so that a
+cluster at `hot_share` is not hot and well in turns."""
 IDLE_SHARE: Final = 0.2
 AWAY_S: Final = 10.0
 """Seconds without an answer, by the observer's clock, after which a cluster is away."""
 TOLD_EVERY_S: Final = 10.0
-"""Seconds between two writes of the used share; every gateway reads each change of a mark."""
+"""Least seconds between two writes of a cluster's used share, because every gateway reads each
+change of a mark."""
 TOLD_STEP: Final = 0.02
 """Change of the used share that is worth a write; smaller ones hardly change a placement."""
 CLUSTER_MARK: Final = "storage cluster "
-"""Prefix of a cluster's name in the mark that holds its facts."""
+"""Beginning of the name of the mark that holds a cluster's facts; the cluster's name follows."""
 
 
 class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,15 +153,16 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     bound_bytes: int = 0
     """Bound of that primary; 0 if it has none, and then the cluster is never hot."""
     since_unix_ms: int = 0
-    """Time at which it was first found in this state."""
+    """Time at which a manager first found the cluster in this state."""
     why: str = ""
-    """Last error of a cluster that is away."""
+    """Last error of a cluster that is away; "" if it is not away."""
     hot_share: float = HOT_SHARE
-    """Used share from which the manager calls it hot (--hot-percent)."""
+    """Used share from which on the manager calls this cluster hot (--hot-percent)."""
 
     @property
     def used_share(self) -> float:
-        """Used share, 0 to 1, and more if acknowledgements went beyond the bound."""
+        """Used share of the bound; 0 without a bound. Above 1 if acknowledgements went beyond the
+        bound."""
         return self.used_bytes / self.bound_bytes if self.bound_bytes else 0.0
 
 
@@ -193,7 +197,8 @@ class Clusters:
     def looked(
         self, looks: Sequence[ClusterProbe], *, now: float, wall_unix_ms: int
     ) -> list[ClusterFacts]:
-        """Note a probe of all clusters; return the facts that must be written again."""
+        """Note a probe of all clusters; return the facts that must be written to the catalog. A
+        cluster that was not probed is forgotten."""
         names = {look.name for look in looks}
         self._facts = {name: one for name, one in self._facts.items() if name in names}
         for look in looks:
@@ -242,12 +247,12 @@ class Clusters:
         return has_moved or told.bound_bytes != one.bound_bytes
 
     def told(self, facts: ClusterFacts, *, now: float) -> None:
-        """Note that the facts are written."""
+        """Note that the catalog has these facts."""
         self._told[facts.name] = facts
         self._told_at[facts.name] = now
 
     def check(self) -> None:
-        """Assert that a cluster without a bound is not hot, and that a state has a time."""
+        """Assert that a cluster without a bound is not hot, and that no time is negative."""
         for facts in self._facts.values():
             assert facts.bound_bytes or facts.state != "hot"
             assert facts.since_unix_ms >= 0
@@ -259,7 +264,8 @@ def encode_facts(facts: ClusterFacts) -> str:
 
 
 def read_facts(text: str | None) -> ClusterFacts | None:
-    """Decode one mark; None if there is none or it is unreadable, as if nobody had probed."""
+    """Decode the mark of a cluster's facts; None if there is none or it is unreadable, as if nobody
+    had probed the cluster."""
     try:
         return msgspec.json.decode(text, type=ClusterFacts) if text else None
     except msgspec.MsgspecError:
@@ -267,8 +273,9 @@ def read_facts(text: str | None) -> ClusterFacts | None:
 
 
 def candidate(name: str, zone: str, facts: ClusterFacts | None, *, answers: bool) -> Candidate:
-    """Make a candidate as this gateway sees a cluster. `answers`: whether it answers this gateway,
-    which counts more than a manager's fact: the manager may be gone, or may not reach it."""
+    """Make a candidate as this gateway sees a cluster. `answers`: whether the cluster answers this
+    gateway. This alone decides whether it is away, and not the facts, because the manager may be
+    gone, or may not reach the cluster."""
     if not answers:
         return Candidate(name, zone, state="away")
     if facts is None:
@@ -294,9 +301,11 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     clusters: tuple[str, ...] = ()
     since_unix_ms: int = 0
     is_told: bool = True
-    """Whether the hook was called and succeeded."""
+    """Whether the hook was called for this wish and succeeded. True also if nothing was ever
+    wished."""
     has_hook: bool = False
-    """Whether a hook exists, which may fulfil the wish. Without one the wish is only logged."""
+    """Whether the manager has a hook, which may fulfil the wish. Without a hook the wish is only
+    logged."""
 
 
 class Scaling:
@@ -316,8 +325,8 @@ class Scaling:
         wall_unix_ms: int,
     ) -> Wish | None:
         """Note a probe of all clusters. `in_use`: those that have partitions of some queue, or the
-        catalog. Returns the wish that must be stored and sent to the hook now; None if it is as
-        before."""
+        catalog. Returns a wish that must be stored and sent to the hook now; None if the wish has
+        not changed, or if other facts have not held for HOLD_S yet."""
         found = wish_for(facts, in_use)
         if found == (self.wish.kind, self.wish.clusters):
             self._other = None
@@ -342,14 +351,15 @@ class Scaling:
         self._other = None
 
     def next_deadline(self) -> float:
-        """Return when a new finding may have held for HOLD_S; infinity if there is none."""
+        """Return the time at which a finding other than the wish will have held for HOLD_S;
+        infinity if there is none."""
         return float("inf") if self._other is None else self._other_since + HOLD_S
 
 
 def wish_for(
     facts: Sequence[ClusterFacts], in_use: Collection[str]
 ) -> tuple[Kind, tuple[str, ...]]:
-    """Return the wish that these facts alone suggest."""
+    """Return kind and clusters (those to remove) of the wish that these facts alone suggest."""
     answering = [one for one in facts if one.state != "away"]
     if answering and all(one.state == "hot" for one in answering):
         return "add", ()
@@ -362,7 +372,7 @@ def wish_for(
 
 
 def read_wish(text: str | None) -> Wish | None:
-    """Decode the mark; None if there is none that can be read."""
+    """Decode the mark SCALING_MARK; None if there is none, or it is unreadable."""
     try:
         return msgspec.json.decode(text, type=Wish) if text else None
     except msgspec.MsgspecError:
@@ -370,12 +380,12 @@ def read_wish(text: str | None) -> Wish | None:
 
 
 def clusters_to_remove(text: str | None) -> tuple[str, ...]:
-    """Return the clusters that a hook was asked to remove, by the mark's text. Nothing new is
-    placed there. If there is no hook, they stay in use."""
+    """Return the clusters that the hook is to remove, by the text of SCALING_MARK. Nothing new is
+    placed on them. () without such a wish, or if the manager has no hook: then all stay in use."""
     wish = read_wish(text)
     return wish.clusters if wish is not None and wish.kind == "remove" and wish.has_hook else ()
 
 
 def encode_wish(wish: Wish) -> str:
-    """Encode a wish as the text of the mark."""
+    """Encode a wish as the text of SCALING_MARK."""
     return msgspec.json.encode(wish).decode()

@@ -1,7 +1,7 @@
 """The client interface of the metadata, which gateways call: in-process, or a service's client.
 
-Principal and tenant are on every call. Every method raises `push.errors.Refused` when it refuses,
-and returns only what is durable.
+A call for a client names its principal, and so its tenant. A method that refuses raises
+`push.errors.Refused`. A change of a queue, group, token or mark is durable when its method returns.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,14 +22,15 @@ from metadata.tokens import TokenRecord
 from push.errors import Refused
 
 STORAGE_INCARNATION: Final = "storage incarnation"
-"""The mark of the storage that belongs to a catalog."""
+"""Name of the mark with the incarnation of the storage that belongs to a catalog: with several
+storage clusters, that of the first one."""
 
 
 class Metadata(Protocol):
-    """The names, rights and memberships that a gateway asks for.
+    """The queues, groups, memberships, tokens and marks that a gateway needs.
 
-    Look-ups by name (`find_queue`, `find_group`) are answered from memory, because every publish
-    makes one. Everything else may wait for a disk or a network.
+    Methods that are no coroutines, such as `find_queue`, are answered from memory, because every
+    publish makes a look-up. Coroutines may wait for a disk or a network.
     """
 
     @property
@@ -37,27 +38,28 @@ class Metadata(Protocol):
         """The wrapped keys that payloads are sealed under."""
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
-        """Return the queue of this name. Raises Refused(queue_not_found)."""
+        """Return the queue of this name in the principal's tenant. Raises
+        Refused(queue_not_found)."""
 
     def find_group(self, principal: Principal, queue: Queue, name: str) -> Group:
         """Return the queue's group of this name. Raises Refused(group_not_found)."""
 
     async def catch_up(self) -> None:
-        """Learn every change that others had made before this call. Returns at once if nobody else
-        changes the catalog. Raises Refused when nobody answers."""
+        """Learn every change that other gateways had made before this call. Returns at once if no
+        other gateway changes the catalog. Raises Refused when the catalog does not answer."""
 
     def queue_by_id(self, queue_id: str) -> Queue | None:
         """Return the queue of this id; None when it was deleted or never existed."""
 
     def list_queues(self, principal: Principal) -> list[Queue]:
-        """Return the tenant's queues by name."""
+        """Return the queues of the principal's tenant, sorted by name."""
 
     def list_all_queues(self) -> list[Queue]:
         """Return every tenant's queues in no order, for the broker's own upkeep, never for a
         client."""
 
     def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
-        """Return the queue's groups by name."""
+        """Return the queue's groups, sorted by name; [] if it is another tenant's queue."""
 
     async def put_queue(
         self,
@@ -66,8 +68,8 @@ class Metadata(Protocol):
         settings: QueueSettings,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """Create a queue (True), or find it (False). An existing queue is never changed by this.
-        `named`: the settings whose values the request demands.
+        """Create a queue, and return it and True; or return an existing queue of this name and
+        False, without changing it. `named`: the settings whose values the request demands.
 
         Raises Refused: invalid_name, invalid_request, limit_reached; settings_differ when it exists
         and one of those `named` has another value.
@@ -77,13 +79,14 @@ class Metadata(Protocol):
         self, principal: Principal, name: str, named: Named, *, was: Queue | None = None
     ) -> tuple[QueueSettings, Queue] | None:
         """Change the named settings and no others; return the settings before, and the new queue.
-        None, and nothing changed, when it is not the queue `was` any more, or has other settings
-        than that had. Raises Refused: queue_not_found, setting_fixed, invalid_request,
-        invalid_name."""
+        With `was`: returns None and changes nothing if the queue of this name is another one than
+        `was` by now, or has other settings than `was`. Raises Refused: queue_not_found,
+        setting_fixed, invalid_request, invalid_name."""
 
     async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
-        """Stop or resume giving out messages to the queue's groups; return the queue, durably
-        changed. Nothing happens when it is so already. Raises Refused(queue_not_found)."""
+        """Stop (`paused`) or resume giving out messages to the queue's groups; return the queue,
+        durably changed. A queue that is paused, or not paused, already is returned unchanged.
+        Raises Refused(queue_not_found)."""
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         """Remove a queue and its groups from the catalog, durably; its id goes to `dropped()` until
@@ -99,9 +102,9 @@ class Metadata(Protocol):
         *,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
-        """Create a group (True), or find it (False), like `put_queue`. Its start matters only at
-        creation: `start`, or else what the settings say. Raises Refused: invalid_name,
-        invalid_request, limit_reached, queue_not_found, settings_differ."""
+        """Create a group (True), or find it (False), like `put_queue`. `start`: where a new group
+        starts; None: where its settings say. An existing group keeps its start. Raises Refused:
+        invalid_name, invalid_request, limit_reached, queue_not_found, settings_differ."""
 
     async def change_group(
         self,
@@ -113,42 +116,47 @@ class Metadata(Protocol):
         was: Group | None = None,
     ) -> tuple[GroupSettings, Group] | None:
         """Change the named settings and no others, like `change_queue`. Raises Refused:
-        group_not_found, invalid_request."""
+        queue_not_found, group_not_found, invalid_request."""
 
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
     ) -> Group:
         """Remove a group from the catalog, durably; its id goes to `dropped()` until `forget`.
-        `row`: the group's row when the removal was decided. Its id and generation must still be the
-        same, which is checked in the same act.
+        `row`: the group's row when the removal was decided. The group's id and generation must
+        still be those of the row, which is checked in the same act. None: no such check.
 
-        Raises Refused(group_not_found); Fenced when the row is of another generation, because a
-        member has joined or left, and nothing happened (R14).
+        Raises Refused(group_not_found); Fenced if the row was changed meanwhile, for example
+        because a member joined. Then nothing happened (R14).
         """
 
     def dropped(self) -> list[tuple[str, str | None]]:
-        """Return (queue_id, group_id or None) of what was deleted here, perhaps not yet in the
-        storage. A queue stands for its groups too."""
+        """Return (queue id, group id) of each group that was deleted through any gateway and is not
+        forgotten yet, because the storage may still have it; (queue id, None) for a deleted queue
+        with all its groups."""
 
     async def forget(self, queue_id: str, group_id: str | None) -> None:
-        """Note that the storage has dropped it too. Does nothing if it is not in `dropped()`."""
+        """Note that the storage, too, has dropped this group, or with None this queue. Does nothing
+        if it is not in `dropped()`."""
 
     async def membership(self, group_id: str) -> Membership:
-        """Return the group's row. Until somebody changes it, it has no members and a generation
-        above all before. If somebody lingered, it also has the assignment and `lingers` that the
-        previous gateway left. Raises Refused(group_not_found)."""
+        """Return the group's row. A row that nobody has changed yet has no members. Where one
+        gateway works on a catalog, rows begin anew at each start, with a generation above all
+        before; if a member lingered, with the assignment and `lingers` that the previous process
+        left. Raises Refused(group_not_found)."""
 
     async def glance(self, group_id: str) -> Membership:
-        """Return the group's row as it is where it is changed first. It contains every change that
-        was confirmed to a gateway, and perhaps one that was not and that is taken back again. Use
-        it to stop deliveries, never to decide the next row. Waits for no copies. Raises
-        Refused(group_not_found); generation 0 when it was deleted elsewhere a moment ago."""
+        """Return the group's row from one copy of the catalog, without waiting for the others. The
+        row contains every change that was confirmed to a gateway, and perhaps a last one that was
+        not, and that a failover takes back. Use it to stop deliveries, never to decide the next
+        row. Raises Refused(group_not_found). A row of generation 0 is returned if another gateway
+        deleted the group a moment ago."""
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
-        """Compare and set a row (R14); False, and nothing changed, when its generation is another
-        one. A row with a lingering member is durable; if it could not be written, that was logged.
-        Raises Refused: group_not_found; invalid_request when `new.generation` is not above
-        `expected_generation`."""
+        """Replace a group's row (R14), and return True; return False, and change nothing, if its
+        generation is not `expected_generation`. With one gateway on a catalog, only a row with a
+        lingering member is written to the disk, and a failure is only logged. Raises Refused:
+        group_not_found; invalid_request when `new.generation` is not above `expected_generation`.
+        With several gateways also raises Unknown."""
 
     @property
     def is_shared(self) -> bool:
@@ -158,46 +166,47 @@ class Metadata(Protocol):
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
         """Announce that this gateway is alive and return all gateways' numbers
-        (`metadata.heartbeats`). `number` must be above all that it has sent; one that is not came
-        late and changes nothing. Numbers to `forget` are no longer returned if they still have this
-        value. The gateway "" only forgets. `says`: text that `said` returns for it. Raises Refused
-        or Unknown when nobody answers."""
+        (`metadata.heartbeats`). `number` must be above all that this gateway has sent; one that is
+        not came late and changes nothing. `forget`: a gateway is forgotten if its number is still
+        the one given here. With "" as `gateway` the call only forgets. `says`: text that `said`
+        returns for this gateway. Raises Refused or Unknown when the catalog does not answer."""
 
     async def said(self) -> dict[str, str]:
-        """Return the text that each gateway with a number sent with its last beat; "" when it sent
-        none. Raises Refused or Unknown when nobody answers."""
+        """Return gateway → the text that it sent with its last beat ("" for none), for each gateway
+        that has a number. Raises Refused or Unknown when the catalog does not answer."""
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
-        """Register for (group id, generation) of rows that a gateway has changed, this one too;
-        called on the event loop. Some may be lost, so a call is a hint to look. Nothing is called
-        where one gateway works on a catalog."""
+        """Have `listener` called on the event loop with (group id, generation) of each row that a
+        gateway has changed, this one too. Some calls may be lost, so a call is a hint to look.
+        Where one gateway works on a catalog, it is never called."""
 
     @property
     def tokens(self) -> "Tokens":
         """The API tokens."""
 
     def secret(self, name: str) -> bytes:
-        """Return 32 random bytes of this name, made once and kept with the catalog (receipts)."""
+        """Return 32 secret bytes for this name, with which receipts or cookies are signed: always
+        the same ones, because they are derived from a secret that was made with the catalog."""
 
     def mark(self, name: str) -> str | None:
-        """Return the last value of `set_mark`; None if there was none. A mark names what must be
-        found again with this catalog. With another storage's incarnation the gateway refuses to
-        start, and never adopts it (R30, P13)."""
+        """Return the text that was last stored under this name with `set_mark`; None if none was.
+        The metadata does not interpret marks. They hold, for example, incarnations of storage
+        clusters, deleted queues, and states of alerts."""
 
     async def set_mark(self, name: str, value: str) -> None:
-        """Store a mark with the catalog, durably."""
+        """Store a text under this name in the catalog, durably, in place of the last one."""
 
     def on_queue_changed(self, listener: "QueueListener") -> None:
-        """Register for created, changed and deleted queues and groups. The groups of a deleted
-        queue come before it, one by one."""
+        """Have `listener` called for each queue and group that any gateway has created, changed or
+        deleted. If a queue is deleted, it is called for each of its groups before."""
 
     @property
     def age_s(self) -> float:
-        """Age in seconds of this view: older changes of other gateways are known here. 0 when there
-        are none."""
+        """Age of this view of the catalog in seconds: all changes that other gateways made longer
+        ago are known here. 0 where one gateway works on a catalog."""
 
     async def state(self) -> tuple[bool, str]:
-        """Return (ready, why not)."""
+        """Return (True, "") if the metadata works, else (False, the reason)."""
 
     async def close(self) -> None:
         """Finish the changes that have begun, and close."""
@@ -209,38 +218,40 @@ class Tokens(Protocol):
 
     @property
     def is_known(self) -> bool:
-        """Whether revocations are known up to lately enough (P11). False when nobody could be asked
-        for METADATA_STALE_S. Then no token admits anybody, and listeners were notified that all
-        access that tokens gave has ended."""
+        """Whether this gateway knows which tokens were revoked (P11). False if it could not read
+        the catalog for METADATA_STALE_S. Then no token admits anybody, and the listeners of
+        `on_revoked` are called for every token."""
 
     def find(self, token_id: str) -> TokenRecord | None:
         """Return the token's record; None when it was revoked or never existed."""
 
     def of_certificate(self, certificate: str) -> list[TokenRecord]:
-        """Return the tokens that a client certificate of this name stands for."""
+        """Return the records of the kind `certificate` for client certificates of this name."""
 
     def listed(self) -> list[TokenRecord]:
         """Return every tenant's tokens by tenant and name: for the operator, never for a client."""
 
     async def create(self, record: TokenRecord) -> None:
-        """Store a token, which admits from now on, durably. Raises Refused: invalid_name,
-        invalid_request, limit_reached; too_many when its id is taken and the caller draws
-        another."""
+        """Store a token durably; it admits its holder from now on. Raises Refused: invalid_name,
+        invalid_request, limit_reached; too_many when its id is taken, so that the caller may draw
+        another one."""
 
     async def revoke(self, token_id: str) -> TokenRecord:
         """Revoke a token durably and return its record. It admits nobody from now on. Raises
         Refused(not_found)."""
 
     def note_used(self, token_id: str, *, unix_ms: int) -> None:
-        """Note that a token has admitted somebody. The time is stored to the hour, a while later;
-        this never waits or fails."""
+        """Note that a token has admitted somebody. The time is stored later, and at most once an
+        hour; this never waits or fails."""
 
     def on_revoked(self, listener: Callable[[TokenRecord], None]) -> None:
-        """Register for revoked tokens; called on the event loop after the change is durable."""
+        """Have `listener` called on the event loop with each token that was durably revoked, and
+        with every token when `is_known` becomes False."""
 
 
 def has_queue(metadata: Metadata, principal: Principal, name: str) -> bool:
-    """Whether a queue of this name exists for this principal."""
+    """Whether a queue of this name exists in the principal's tenant. False also if the metadata
+    does not answer."""
     try:
         metadata.find_queue(principal, name)
     except Refused:
@@ -249,6 +260,7 @@ def has_queue(metadata: Metadata, principal: Principal, name: str) -> bool:
 
 
 class QueueListener(Protocol):
-    """Listener that is called on the event loop after the change is durable."""
+    """Listener to changes of queues and groups, called on the event loop after a change is durable.
+    `group`: the group that was changed; None: the queue itself was."""
 
     def __call__(self, queue: Queue, group: Group | None, *, deleted: bool) -> None: ...

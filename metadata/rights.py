@@ -60,7 +60,7 @@ class KeyScope:
 
     @property
     def is_all(self) -> bool:
-        """Whether it covers every key."""
+        """Whether it covers every key, and messages without a key."""
         return self._expression is None
 
     def allow(self, key: str | None) -> bool:
@@ -111,7 +111,7 @@ class Rights:
 
     # enforces: P11
     def check(self, verb: Verb, queue: str) -> KeyScope:
-        """Return the keys on which the verb is allowed there.
+        """Return the keys of the queue on which the verb is allowed.
 
         Raises:
             Refused: forbidden if on none. The error does not say whether the queue exists.
@@ -135,14 +135,16 @@ class Rights:
                 raise Refused("forbidden", f"{where}, and {key!r} is none of them")
 
     def check_one_of(self, verbs: Iterable[Verb], queue: str) -> None:
-        """Raise Refused(forbidden) unless one of these is allowed there, on some keys at least."""
+        """Raise Refused(forbidden) unless one of these verbs is allowed on the queue, on some keys
+        at least."""
         verbs = tuple(verbs)
         if all(self.keys(verb, queue) is None for verb in verbs):
             needed = f"the right to {' or '.join(verbs)}"
             raise Refused("forbidden", f"this needs {needed}, on the queue {queue!r}")
 
     def is_everywhere(self, verb: Verb) -> bool:
-        """Whether the verb is allowed on every queue that exists or may exist."""
+        """Whether one right allows the verb on every queue that exists or may exist, on some keys
+        at least."""
         return any(verb in grant.verbs and not grant.queues.strip("*") for grant in self.grants)
 
     def sees(self, queue: str) -> bool:
@@ -190,8 +192,8 @@ def fill_in(template: str, claims: Mapping[str, object]) -> str:
     never acts as a pattern, so that a user called `*` does not read everything.
 
     Raises:
-        RightsError: a claim is missing, is neither text nor number, is not valid UTF-8, or names
-            a queue with characters that no queue's name has.
+        RightsError: a claim is missing or empty, is neither text nor whole number, is not valid
+            UTF-8, or is used in a queue's name and has characters that no such name has.
     """
 
     def claim(match: "re.Match[str]") -> str:
@@ -231,7 +233,7 @@ def _regex(pattern: str) -> str:
 
 
 _IN_QUEUES: Final = re.compile(r"[A-Za-z0-9._*\\-]+")
-"""Characters that a claim may have in a queue's place: those of names, and those of patterns."""
+"""Characters that a claim may have in the pattern of queues: those of names, and `*` and `\\`."""
 _PART: Final = re.compile(r"\\[*\\]|\*+|[^*\\]+|\\")
 _ESCAPED: Final = ("\\*", "\\\\")
 

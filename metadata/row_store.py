@@ -68,7 +68,7 @@ def columns_of(row: Queue | Group) -> tuple[str, str, str]:
 
 
 def pack(kind: str, row_id: str, content: bytes) -> bytes:
-    """Return the stored value of a row."""
+    """Return the stored value of a row: a checksum of its place and content, then the content."""
     return b"%08x" % zlib.crc32(f"{kind}:{row_id}:".encode() + content) + content
 
 
@@ -104,7 +104,7 @@ def read_token(row_id: str, value: bytes) -> TokenRecord | None:
 
 
 def read_rows(raw: Raw) -> Contents:
-    """Read all rows; damaged tokens are left out.
+    """Decode rows of the kinds in FOLLOWED, without damaged tokens; `memberships` is empty.
 
     Raises:
         Damaged: any other row is damaged. If a damaged queue were left out, it would be created
@@ -150,10 +150,10 @@ class RowStore:
         self._draw_id = draw_id
         self._seen = NOWHERE
         self._read_at = float("-inf")
-        """Time of the loop's clock at which the newest read began."""
+        """Time of the loop's clock at which the newest read that succeeded began."""
         self._queues: set[str] = set()
         self._groups: dict[str, str] = {}
-        """Group id → queue id. `_dropped` has the same form."""
+        """Group id → queue id. `_dropped`: id of a dropped queue or group → queue id."""
         self._dropped: dict[str, str] = {}
         self._tokens: set[str] = set()
         self._rang = asyncio.Event()
@@ -198,7 +198,7 @@ class RowStore:
 
     @property
     def place(self) -> CatalogPlace:
-        """The moment of the catalog that this view shows."""
+        """The moment of the catalog up to which this store has read or made changes."""
         return self._seen
 
     @property
@@ -207,7 +207,8 @@ class RowStore:
         return max(0.0, asyncio.get_running_loop().time() - known_at)
 
     def follow(self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]) -> None:
-        """Follow the catalog when the database gives notice, and every `poll_s`."""
+        """Call `read` when the database gives notice of a change, and after `poll_s` without a
+        notice. `cut_off` is called once each time that `age_s` reaches METADATA_STALE_S."""
         self._follow_task = asyncio.get_running_loop().create_task(self._follow(read, cut_off))
 
     async def _follow(

@@ -32,13 +32,13 @@ NOT_COMPARED: Final = frozenset({"start"})
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A setting that a request names, of what is there already with another value."""
+    """A setting of an existing queue or group whose value is another one than a request names."""
 
     name: str
     current: Any
     requested: Any
     fixed: bool = False
-    """Whether nothing can change it any more."""
+    """Whether the setting is in FIXED, so that no request can change it."""
     inherited: bool = False
     """Whether the current value is the queue's, because the group has none of its own."""
 
@@ -182,7 +182,7 @@ def _value_said(name: str, value: Any) -> str:
 
 
 def changes(before: msgspec.Struct, after: msgspec.Struct) -> list[SettingChange]:
-    """Return the settings that differ after a change."""
+    """Return the settings that differ, from their values before and after a change."""
     return [
         SettingChange(
             name=name,

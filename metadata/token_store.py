@@ -22,7 +22,8 @@ RevokedListener = Callable[[TokenRecord], None]
 
 
 class TokenStore:
-    """`metadata.port.Tokens` over the catalog's store. `run_change` runs a change after others."""
+    """`metadata.port.Tokens` over the catalog's store. `run_change` runs a change after the others
+    that wait."""
 
     def __init__(self, store: Store, records: list[TokenRecord], *, run_change: RunChange) -> None:
         self._store = store
@@ -36,7 +37,8 @@ class TokenStore:
         return self._store.age_s < METADATA_STALE_S
 
     def doubt(self) -> None:
-        """Report every token as ended, because nobody can say any more which are revoked."""
+        """Call the listeners of `on_revoked` for every token, because nobody can say any more which
+        are revoked. The records stay."""
         _LOG.error(
             "nobody has told for %g s which tokens are revoked: none counts here until "
             "somebody does",

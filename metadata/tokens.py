@@ -31,11 +31,11 @@ ID_LETTERS: Final = 8
 SECRET_ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 SECRET_LETTERS: Final = 24
 CHECK_LETTERS: Final = 6
-"""62^6 is more than the 2^32 of a CRC-32."""
+"""Number of letters of the checksum; 62^6 is more than the 2^32 of a CRC-32."""
 CERTIFICATE_CHARS_MAX: Final = 256
 RESERVED: Final = frozenset({"operator", "administrator", "anybody", "broker"})
-"""Names of the broker's own principals; with another user of that name the audit trail would
-lie."""
+"""Names of the broker's own principals, which no token may have. With another user of such a name
+the audit trail would be wrong."""
 _FORM: Final = re.compile(
     f"{MARK}([{ID_ALPHABET}]{{{ID_LETTERS}}})_[0-9A-Za-z]{{{SECRET_LETTERS + CHECK_LETTERS}}}"
 )
@@ -58,7 +58,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_unix_ms: int | None = None
     """End of validity; None if it is valid until it is revoked."""
     last_used_unix_ms: int | None = None
-    """Time of last use, to the hour; None if never."""
+    """Time of last use, which may be up to an hour too early; None if never."""
     digest: bytes = b""
     """SHA-256 of the whole token; empty for a certificate."""
     certificate: str | None = None
@@ -68,12 +68,13 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def principal(self) -> Principal:
-        """The principal that it admits."""
+        """The principal that the token admits."""
         return Principal(self.name, self.tenant)
 
     @property
     def credential(self) -> str:
-        """Name without any secret: everything that it admitted ends with it."""
+        """Name of the token without any secret. Sessions that the token admitted end when it is
+        revoked."""
         return credential_of(self.token_id)
 
     def lasts_s(self, *, wall: float) -> float | None:
@@ -89,7 +90,7 @@ def credential_of(token_id: str) -> str:
 
 
 def checksum(text: str) -> str:
-    """Return the last letters of a token that begins with `text`."""
+    """Return the checksum that ends a token whose other part is `text`."""
     number, letters = zlib.crc32(text.encode()), ""
     for _ in range(CHECK_LETTERS):
         number, digit = divmod(number, len(SECRET_ALPHABET))
@@ -143,8 +144,9 @@ def why_not(
     *,
     wall: float,
 ) -> tuple[str, str | None]:
-    """Return why `judge` refuses a token: a word, and its credential if that is certain. `revoked`:
-    whether a token of this id is known to have been revoked."""
+    """Return why `judge` refuses a token: a word, and the name of its credential; None if the token
+    is perhaps not genuine. `revoked`: says whether the token of an id is known to have been
+    revoked."""
     token_id = id_of(text)
     if token_id is None:
         return "form", None
@@ -157,7 +159,8 @@ def why_not(
 
 
 def judge_certificate(found: Iterable[TokenRecord], *, wall: float) -> TokenRecord | None:
-    """Return the newest of a verified certificate's records that is valid at `wall`, if any."""
+    """Return the newest of these records of a verified certificate that is valid at `wall` (unix
+    seconds); None if none is."""
     good = [one for one in found if one.lasts_s(wall=wall) is not None]
     return max(good, key=lambda one: (one.created_unix_ms, one.token_id), default=None)
 
@@ -208,7 +211,7 @@ class TokenIndex:
         return self._by_id.get(token_id)
 
     def of_certificate(self, certificate: str) -> list[TokenRecord]:
-        """Return the tokens that a certificate of this name stands for."""
+        """Return the records for client certificates of this name."""
         return list(self._by_certificate.get(certificate, {}).values())
 
     def listed(self) -> list[TokenRecord]:

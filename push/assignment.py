@@ -20,10 +20,11 @@ def assign_around(
     previous: Mapping[int, str],
     staying: Collection[str],
 ) -> dict[int, str]:
-    """Assign like `assign`, but take no partition away from consumers in `staying`, be they members
-    or not. It would be given to another consumer before they could say what of it they hold (R22).
-    The members share the other partitions, and no member's share is balanced against theirs.
-    Without members the others have no owner."""
+    """Assign like `assign`, but leave with a consumer in `staying` each partition that it had,
+    whether or not it is a member. Another consumer would be given the partition before this one
+    could say which of its messages it holds (R22). The other partitions go in equal shares to the
+    members that keep none in this way, or to all members if each keeps one. Without members they
+    have no owner."""
     fixed = {number: previous[number] for number in partitions if previous.get(number) in staying}
     free = [number for number in partitions if number not in fixed]
     holders = set(fixed.values())

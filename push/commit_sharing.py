@@ -32,37 +32,38 @@ SHARE: Final = 4
 fifths of all, two of them four ninths each, so something is always left (Choudhury and Hahne,
 1998)."""
 WINDOW_S: Final = 1.0
-"""Seconds after several owners have published in which the next one is expected to be another."""
+"""Seconds for which a load counts as shared, or as skewed, after it was last found to be. What
+owners bring is summed over half as long at least, and as long at most."""
 HEAVY_BYTES_MIN: Final = 64 * 1024
 HEAVY_FACTOR: Final = 8
 """Factor between heavy owners and light ones. An owner is heavy if it has HEAVY_BYTES_MIN waiting,
 no other one has brought eight times as much, and the light ones have together brought an eighth of
-what the heavy ones have. All that was brought in the last second counts, because what waits at one
-moment differs as much between owners that bring the same."""
+what the heavy ones have, or less. All that was brought in the last second counts, because what
+waits at one moment differs as much between owners that bring the same."""
 AHEAD_BYTES: Final = 1024 * 1024
-"""Weight of each heavy owner that waits for the commits after the next one. A commit of a skewed
-load takes one of its records, the oldest. A record costs its commit about as much as two hundred
-messages do, so the records of 16 partitions have to grow before their turn comes. More of it is not
-read meanwhile."""
+"""Bytes of waiting messages, for each heavy owner, from which on nothing more of heavy owners is
+read. They wait for the commits after the next one. A commit of a skewed load takes one record of an
+owner, the oldest. A record costs its commit about as much as two hundred messages do, so the
+records of 16 partitions have to grow before their turn comes."""
 AHEAD_BYTES_MAX: Final = 8 * AHEAD_BYTES
-"""Weight of a heavy owner that may wait; more of it is refused. That is several times the load that
-a producer has in flight, so a client that does not stop at `has_enough` is refused, and our SDKs
-are not."""
+"""Bytes that one heavy owner may have waiting; more of it is refused. That is several times the
+load that a producer has in flight, so a client that does not stop at `has_enough` is refused, and
+our SDKs are not."""
 HOLD_S: Final = 0.01
-"""Seconds for which heavy owners get nothing, because records of light ones are under way. They
-wait for longer only if light owners bring nothing more meanwhile, since no timer ends the wait. A
-heavy commit that began meanwhile would be in front of the light ones' answer and push, in the
-storage's thread and in the loop. So light owners wait for what was there when they came, and for
-nothing that came later."""
+"""Seconds after the begin of a shared commit for which heavy owners get nothing more, if records of
+light ones are under way. They wait for longer only if light owners bring nothing more meanwhile,
+since no timer ends the wait. A heavy commit that began meanwhile would be in front of the light
+ones' answer and push, in the storage's thread and in the loop. So light owners wait for what was
+there when they came, and for nothing that came later."""
 REST_S: Final = 0.006
-"""Seconds for which nothing begins in a lane after anything began there, unless it is of light
-owners, if these come often. Heavy records that go with theirs cost them a little. Heavy records
-under way when they come cost them a commit, and later a slice of what is carried into the file.
-measured: docs/benchmarks/noisy.md"""
+"""Seconds after the begin of any commit in a lane for which none with heavy owners alone begins
+there, if light owners come often. Heavy records that go with theirs cost them a little. Heavy
+records under way when they come cost them a commit, and later a slice of what is carried into the
+file. measured: docs/benchmarks/noisy.md"""
 LIGHT_S: Final = 0.05
 """Seconds after light owners brought something in which they are expected to bring more."""
 LIGHT_GAP_S: Final = 0.012
-"""Light owners come often if they bring something after no more than this. Heavy owners that rested
+"""Most seconds between two commits of light owners, if these come often. Heavy owners that rested
 for rarer ones would lose much, and rare ones find one commit of one record before theirs, where a
 rest would spare several milliseconds."""
 _TICK_S: Final = 0.000_5
@@ -81,12 +82,12 @@ def has_room(held: int, more: int, all_held: int, bound: int) -> bool:
 
 
 class FairQueue(Generic[OwnerT]):
-    """The owners' turns, which decide whose things go next. Remembers, from one to the next, which
-    owners got nothing."""
+    """The owners' turns, which decide whose things go next. Remembers, from one call of `take` to
+    the next, which owners got nothing."""
 
     def __init__(self) -> None:
         self._passed: dict[OwnerT, None] = {}
-        """Owners that got nothing the last time, in their order."""
+        """Owners that got nothing in the last `take`, in their order."""
 
     def take(self, waiting: Sequence[tuple[OwnerT, int]], room: int) -> list[int]:
         """Return the places, ascending, of those that go now, of these (owner, size) that wait in
@@ -173,11 +174,11 @@ class _LaneTimes(Generic[OwnerT]):
         self.turns: FairQueue[OwnerT] = FairQueue()
         self.began_at = _NEVER
         self.heavy_at = _NEVER
-        """The begin of the last commit in which heavy owners had a share."""
+        """The begin of the last shared commit, in which heavy owners may have a share."""
         self.light_at = _NEVER
         """The begin of the last commit with something of light owners."""
         self.light_gap_s = float("inf")
-        """Seconds between the last two of these."""
+        """Seconds between the begins of the last two commits with something of light owners."""
 
 
 class FairShare(Generic[OwnerT]):
@@ -193,10 +194,10 @@ class FairShare(Generic[OwnerT]):
         self._heavy: set[OwnerT] = set()
         self._recent: _RecentSizes[OwnerT] = _RecentSizes()
         self._quickest_s = 0.0
-        """Duration of the quickest of the last commits; forgotten slowly."""
+        """Duration of the quickest of the last commits, in seconds; forgotten slowly."""
         self._small_s = 0.0
-        """Duration that most small commits exceed. It does not grow while the load is skewed,
-        because it and the commits of heavy owners would make each other grow."""
+        """Seconds that most small commits take at least. They do not grow while the load is skewed,
+        because they and the commits of heavy owners would make each other grow."""
 
     # --- The load ------------------------------------------------------------------------------
 
@@ -328,7 +329,7 @@ class FairShare(Generic[OwnerT]):
         return min(int(share * max(1.0, seconds * 1000)), limits.COMMIT_BYTES_SHARED_MAX)
 
     def measure(self, seconds: float, size: int, *, now: float) -> None:
-        """Learn from the duration of a commit of this size."""
+        """Learn from a commit of `size` bytes that took `seconds`."""
         self._quickest_s = min(seconds, self._quickest_s * 1.02 + 0.000_05)
         if seconds < self._small_s:
             self._small_s += (seconds - self._small_s) * _DOWN

@@ -1,7 +1,7 @@
 """The errors a client can meet. The code is stable, the text is for people.
 
 TocsinError            base: code, HTTP status, text, whether trying again may help
-├── Refused            the request was understood and changed nothing
+├── Refused            the request was refused and changed nothing
 ├── Unavailable        no answer came in time: a change may still come about, asking again is safe
 └── Unknown            the outcome is not known: send again under the same id or sequence
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A line of the public table, with a name that a client can switch on."""
+    """A line of the public table of errors, with a name that a client can switch on."""
 
     name: str
     http_status: int
@@ -71,8 +71,9 @@ CODES: Final = _table(
 
 
 class TocsinError(Exception):
-    """Base of what Tocsin raises. `code` is a key of CODES; `detail` is a sentence for people;
-    `more` has further fields of the problem document, for programs."""
+    """Base of what Tocsin raises. `code` is a key of CODES, and as an attribute its line there;
+    `detail` is a sentence for people; `more` has further fields of the problem document, for
+    programs."""
 
     def __init__(
         self,
@@ -90,11 +91,12 @@ class TocsinError(Exception):
 
 
 class Refused(TocsinError):
-    """The request was understood and changed nothing."""
+    """The error of a request that was refused and changed nothing."""
 
 
 class Unknown(TocsinError):
-    """The outcome is not known; the same request under the same id or sequence is safe."""
+    """The error of a request whose outcome is not known. The same request under the same id or
+    sequence is safe."""
 
     def __init__(self, detail: str = "") -> None:
         super().__init__("unknown", detail)

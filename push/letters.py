@@ -48,10 +48,11 @@ ASKER_CHARS: Final = 16
 """Number of characters at the begin of a letter's id that name the asking gateway."""
 SETTLED: Final = "1"
 STALE: Final = "0"
-"""Verdict on a decision: nothing came of it, because the key is not parked (any more) as it
-says."""
+"""Verdict on a delivery: it has ended, and nothing changed (R21). On a decision: nothing came of
+it, because the key is not parked (any more) as it says, or its epoch has ended."""
 PERHAPS: Final = "2"
-"""Verdict on a decision: it was taken up, and the epoch ended before it was known to be durable."""
+"""Verdict on an ack or a decision that an owner has taken up, or may have: it is not known whether
+it took effect."""
 UNREADABLE: Final = ""
 """Answer in place of verdicts: the owner cannot read this letter."""
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -66,15 +67,15 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[tuple[_Number, _Number, _Number]]
     """In the order of the request: the verdict about one may depend on those before it."""
     seconds: float | None = None
-    """A nack's delay or an extend's lease; None: the group's."""
+    """A nack's delay or an extend's lease, in seconds; None: the group's backoff or lease."""
     reason: str | None = None
     """A nack's reason."""
     reject: bool = False
-    """A nack's word that no further attempt can help."""
+    """Whether a nack says that no further attempt can help."""
     version: Literal[1] = 1
 
     def deliveries(self) -> list[tuple[int, int]]:
-        """Return (push, offset) of each, in order."""
+        """Return (push, offset) of each delivery that the letter names, in order."""
         return [
             (push, offset) for push, first, last in self.runs for offset in range(first, last + 1)
         ]
@@ -96,8 +97,9 @@ class Unpark(msgspec.Struct, frozen=True, kw_only=True):
     verb: Decision
     epoch: _Number
     keys: list[tuple[_KeyHash, _Number, _Number | None]]
-    """(hash, since when it is parked in unix milliseconds, its head): what was parked anew since
-    then, or has another head, is not what the operator has seen."""
+    """(hash, time of its parking in unix milliseconds, its head) of each key, as the operator has
+    seen it. The owner does not decide about a key that was parked anew since then, or has another
+    head."""
     version: Literal[1] = 1
 
     @property
@@ -117,7 +119,7 @@ _UNPARK: Final = msgspec.json.Decoder(Unpark)
 
 
 def runs_of(deliveries: Sequence[tuple[int, int]]) -> list[Run]:
-    """Return these (push, offset) as runs, in this order: neighbours of one push are one run."""
+    """Return these (push, offset) as runs, in this order: neighbors of one push are one run."""
     runs: list[Run] = []
     for push, offset in deliveries:
         if runs and runs[-1][0] == push and runs[-1][2] == offset - 1:
@@ -128,7 +130,8 @@ def runs_of(deliveries: Sequence[tuple[int, int]]) -> list[Run]:
 
 
 def letter_of(text: bytes) -> AnyLetter | None:
-    """Decode the content of an inbox; None: a foreign writer or a later version wrote it."""
+    """Decode one letter of an inbox. None: a foreign writer or a later version wrote it, or it
+    names more than a request may."""
     try:
         letter = _LETTER.decode(text)
     except msgspec.MsgspecError:
@@ -153,7 +156,8 @@ class Inbox(Protocol):
     """The inboxes of a storage that several gateways work on.
 
     They are not durable: a failover may empty them. The asking gateway learns nothing then, and
-    asks again. A letter that is not taken out goes after `limits.LETTERS_KEPT_S`.
+    asks again. Letters go `limits.LETTERS_KEPT_S` after the last request to their inbox or answer
+    from it, even if nobody took them out.
     """
 
     async def post(self, place: CursorPlace, letter_id: str, letter: AnyLetter) -> str | None:
@@ -177,11 +181,11 @@ class Inbox(Protocol):
     async def answer(
         self, place: CursorPlace, answers: Mapping[str, str], epoch: int | None
     ) -> bool:
-        """Take these letters (by their ids) out, with the verdicts, and notify the asking gateways.
-        The first answer to a letter is kept. With an `epoch` the verdicts are true only while the
-        place has it, because an extend is nowhere but in its owner's memory. Returns False, and
-        does nothing, if the place has another epoch by now, or does not exist. Raises Refused or
-        Unknown; answering again is safe."""
+        """Take these letters (by their ids) out, keep the verdicts as their answers, and notify the
+        asking gateways. The first answer to a letter is kept. With an `epoch` the verdicts are true
+        only while the place has it, because an extend is nowhere but in its owner's memory. Returns
+        False, and does nothing, if the place has another epoch by now, or does not exist. Raises
+        Refused or Unknown; answering again is safe."""
 
     def on_letter(self, came: Callable[[CursorPlace], None]) -> None:
         """Register a listener, called on the event loop when a letter was put in through any
@@ -199,13 +203,16 @@ class DecisionTracker:
     def __init__(self, lines: Iterable[ParkedLine]) -> None:
         """`lines`: the keys that are decided about, as they are parked."""
         self.pending = {line.key_hash: line for line in lines}
-        """Keys for which nothing is known to be durable."""
+        """Keys of which it is not known yet what became of the decision, by hash; each as it is
+        parked."""
         self.decided: dict[int, ParkedLine] = {}
-        """Keys that were decided by this decision, durably; each as it was then."""
+        """Keys that this decision was durably carried out for, by hash; each as it was parked
+        then."""
         self.unknown: set[int] = set()
-        """Keys that are not parked any more, perhaps by this decision."""
+        """Keys that this decision may have been carried out for: they are not parked any more as
+        they were, or `give_up` ended the wait."""
         self.others = 0
-        """Number of keys that another decision was about meanwhile."""
+        """Number of keys that are not parked any more as they were, but not by this decision."""
         self._taken_up: set[int] = set()
         self._asked: dict[int, int] = {}
         """Key → the epoch whose owner may have taken it up, and has not said so."""
@@ -225,7 +232,7 @@ class DecisionTracker:
             self.decided[key] = line
 
     def on_answer(self, keys: Sequence[int], verdicts: str) -> None:
-        """Note the verdicts of the owner that was to decide about these."""
+        """Note an owner's verdicts about these keys (by hash), one character for each."""
         for key, verdict in zip(keys, verdicts, strict=True):
             self._asked.pop(key, None)
             if verdict == SETTLED:
@@ -252,7 +259,8 @@ class DecisionTracker:
                 self.others += 1
 
     def give_up(self) -> None:
-        """Stop asking. Decisions that an owner may have taken up stay unknown."""
+        """Stop asking. Keys that an owner may have taken up are `unknown` then; others stay
+        `pending`."""
         for key in self._taken_up.union(self._asked).intersection(self.pending):
             del self.pending[key]
             self.unknown.add(key)

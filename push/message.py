@@ -1,7 +1,7 @@
 """A message as it travels: one struct that publish decodes and push encodes. Pure.
 
 The body stays the bytes it was published as (P2). Validation is separate from decoding, because a
-batch is not atomic: one bad message gets its error and its neighbours their receipts (R5).
+batch is not atomic: one bad message gets its error and its neighbors their receipts (R5).
 
 A dead letter is a message that says in headers of its own (DEAD_LETTER_HEADER …) in which queue it
 died last, and why. If it was a dead letter there already, its earlier headers go into one more
@@ -31,7 +31,7 @@ _BACKSLASH: Final = ord("\\")
 _DEEP_BYTES_MIN: Final = 2 * (limits.BODY_DEPTH_MAX + 1)
 """Smallest body that can be nested too deep, because every bracket that is opened is closed."""
 PLAIN_TOGETHER_MIN: Final = 4
-"""Fewer messages are checked as quickly one by one."""
+"""Least number of messages that are checked together. Fewer are checked as quickly one by one."""
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE_PAIR: Final = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..")
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -141,8 +141,8 @@ def encode_plain(messages: Sequence[Message], message_bytes_max: int) -> list[by
 
 
 def _looks_plain(message: Message) -> bool:
-    """Whether a message has nothing but body and key. Producers treat their messages alike, so the
-    first one is typical of the others."""
+    """Whether a message has nothing but content and perhaps a key in ASCII. Producers treat their
+    messages alike, so the first one is typical of the others."""
     return (
         message.id is None
         and message.headers is None
@@ -154,7 +154,8 @@ def _looks_plain(message: Message) -> bool:
 
 
 def _size(text: str, what: str) -> int:
-    """Return the bytes of a text's UTF-8 form, which a lone surrogate does not have."""
+    """Return the number of bytes of a text's UTF-8 form. Refused: it has none, because of a lone
+    surrogate. `what` names the text in the error."""
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:
@@ -209,12 +210,12 @@ def _base64_size(text: str) -> int:
 
 
 def _check_text(json: bytes) -> None:
-    """Reject these JSON values if a strict parser of some consumer would fail on them.
+    """Reject these JSON values if a strict parser of some consumer would fail on their text.
 
-    Decoding into `msgspec.Raw` has checked the syntax, but not the UTF-8, not whether escaped
-    surrogates come in pairs (a lone one has no UTF-8 form), and not how deep the value is nested.
-    All three are rare. They are searched for cheaply and decided only where they are possible. No
-    loop in Python goes over the bytes, because a body may have a MiB of brackets.
+    Decoding into `msgspec.Raw` has checked the syntax, but neither the UTF-8 nor whether escaped
+    surrogates come in pairs (a lone one has no UTF-8 form). Both faults are rare. They are searched
+    for cheaply and decided only where they are possible. No loop in Python goes over the bytes,
+    because a body may have a MiB.
     """
     if not json.isascii():
         try:
@@ -222,7 +223,7 @@ def _check_text(json: bytes) -> None:
         except UnicodeDecodeError as error:
             raise Refused("invalid_message", f"body: not UTF-8: {error}") from None
     if b"\\" in json and _SURROGATE.search(json):
-        # after an escaped backslash, `u` is a letter; a space keeps its neighbours apart
+        # after an escaped backslash, `u` is a letter; a space keeps its neighbors apart
         rest = _SURROGATE_PAIR.sub(b"", json.replace(b"\\\\", b" "))
         if _SURROGATE.search(rest):
             raise Refused("invalid_message", "body: a lone surrogate is escaped in it")
@@ -271,8 +272,9 @@ Headers = Mapping[str, str] | None
 
 
 def dead_letter_headers(headers: Headers, **said: str | None) -> dict[str, str]:
-    """Return the headers of a message that dies: its own, and `said` of this death; None is left
-    out. What it said as a dead letter before is kept as an earlier death."""
+    """Return the headers of a message that dies: its own, and those of this death. `said`: the text
+    of each of the latter, by its name without DEAD_LETTER_HEADER; None is left out. What the
+    message said as a dead letter before is kept as an earlier death."""
     own = {
         name: text
         for name, text in (headers or {}).items()
@@ -303,14 +305,15 @@ def revived_headers(headers: Headers) -> dict[str, str] | None:
 
 
 def headers_without_groups(headers: Headers) -> dict[str, str] | None:
-    """Return the headers for a reader whose rights show no groups: without the group of a death,
-    its words and those of earlier deaths. None: there are no others."""
+    """Return the headers for a reader whose rights show no groups: without the group and the nack's
+    reason of the last death, and without earlier deaths. None: there are no others."""
     hidden = {DEAD_LETTER_HEADER + "group", DEAD_LETTER_HEADER + "nack", _EARLIER_HEADER}
     return {name: text for name, text in (headers or {}).items() if name not in hidden} or None
 
 
 def earlier_deaths(headers: Headers) -> list[dict[str, str]]:
-    """Return what a dead letter said of each death before the last one, the first death first."""
+    """Return what a dead letter said of each death before the last one, the first death first.
+    Empty: there was none, or it cannot be read."""
     text = (headers or {}).get(_EARLIER_HEADER)
     if text is None:
         return []
@@ -321,7 +324,8 @@ def earlier_deaths(headers: Headers) -> list[dict[str, str]]:
 
 
 def last_death(headers: Headers) -> dict[str, str]:
-    """Return what a dead letter says of its last death; empty: it is none."""
+    """Return what a dead letter says of its last death, by the headers' names without
+    DEAD_LETTER_HEADER; empty: it is no dead letter."""
     return {
         name[len(DEAD_LETTER_HEADER) :]: text
         for name, text in (headers or {}).items()

@@ -10,14 +10,14 @@ Durability = Literal["local", "quorum", "all"]
 
 
 class Partition(NamedTuple):
-    """An ordered log. `queue_id` is never reused (R1)."""
+    """Name of an ordered log, a queue's partition. `queue_id` is never reused (R1)."""
 
     queue_id: str
     number: int
 
 
 class CursorPlace(NamedTuple):
-    """The place of a cursor. `group_id` is never reused either."""
+    """Place of a cursor: a group and a partition. `group_id` is never reused either."""
 
     group_id: str
     partition: Partition
@@ -31,7 +31,7 @@ that was parked are forgotten."""
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A key whose head exhausted its attempts and which waits for an operator."""
+    """A key that waits for an operator, because its head exhausted its attempts or was rejected."""
 
     key_hash: int
     reason: str
@@ -49,6 +49,6 @@ class ParkedLine:
     head: int | None
     """The first offset of the side line; None: it is empty."""
     attempts: int
-    """Number of attempts of the head."""
+    """Number of counted attempts of the head."""
     nack: bytes | None = None
     """The sealed reason of the head's last nack that gave one."""

@@ -41,7 +41,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """first..last are no longer retained; reading goes on at last + 1."""
+    """Wanted offsets first..last that are no longer retained. Reading goes on at last + 1."""
 
     first: int
     last: int
@@ -54,8 +54,8 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class UnknownPosition:
-    """A position of another queue or history. It is not known what was missed. `reason` is for
-    people."""
+    """Verdict on a position of another queue or history: what was missed is not known. `reason` is
+    for people."""
 
     reason: str
 

@@ -57,8 +57,8 @@ class SendingOrder:
         del refused[REFUSED_MAX:]
 
     def accept(self, sequence: int) -> None:
-        """Note that a message was stored, or handed on. If it had not been refused, nothing
-        happens."""
+        """Note that a message was stored, or handed on, so it holds up nothing any more. If it had
+        not been refused, nothing happens."""
         refused = self._refused
         place = bisect_left(refused, sequence)
         if place < len(refused) and refused[place] == sequence:
@@ -78,8 +78,8 @@ class StreamOrder:
 
     def __init__(self) -> None:
         self._first = self._end = 0
-        """First sequence that was refused and has not come again, and the end of those held up with
-        it."""
+        """First sequence that was refused and has not come again, and (`_end`) the sequence after
+        the last one that is held up with it."""
 
     def __bool__(self) -> bool:
         return self._first < self._end

@@ -262,7 +262,7 @@ class DeadRanges:
         return changed
 
     def take(self, count_max: int) -> list[Dead]:
-        """Take out the first `count_max` messages."""
+        """Take out the first `count_max` messages, and return them as ranges."""
         taken: list[Dead] = []
         while count_max > 0 and self._by_reason:
             first, last, reason = min(
@@ -277,11 +277,11 @@ class DeadRanges:
         return taken
 
     def ranges(self) -> list[Range]:
-        """Return all ranges, whatever their reason, in order; neighbours may touch."""
+        """Return all ranges, whatever their reason, in order; neighbors may touch."""
         return [(first, last) for first, last, _ in self]
 
     def of(self, offset: int) -> str | None:
-        """Return the reason why a message is dead; None: it is not."""
+        """Return the reason why a message is dead; None: it is not in the set."""
         for reason, ranges in self._by_reason.items():
             if offset in ranges:
                 return reason

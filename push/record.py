@@ -29,7 +29,7 @@ from operator import add
 from typing import Any, Final
 
 VERSION: Final = 1
-"""A reader refuses what another version wrote, rather than guess (R4)."""
+"""Version of the header's form. A reader refuses another one, rather than guess (R4)."""
 PRODUCERS, IDS, EXPIRES, DELIVER_AT, PRIORITY = 1, 2, 4, 8, 16
 _FLAGS: Final = PRODUCERS | IDS | EXPIRES | DELIVER_AT | PRIORITY
 _FIXED: Final = struct.Struct("<BBI16sQIIH")
@@ -37,8 +37,9 @@ _PRODUCER: Final = struct.Struct("<16sQ")
 NO_DIGEST: Final = bytes(32)
 RECORD_MEMORY_BYTES: Final = 1000
 MESSAGE_MEMORY_BYTES: Final = 64
-"""Bytes that CPython takes for a record beside its payload, and for each message (tracemalloc,
-3.11: 990 and 60). A hundred thousand records of one small message are 140 MB, not 30."""
+"""Bytes that CPython takes for a record beside its payload, and for each of its messages
+(tracemalloc, 3.11: 990 and 60). A hundred thousand records of one small message are 140 MB, not
+30."""
 _NOTHING: Final = array("Q")
 _NONE: Final[list[Any]] = []
 """A missing column. It is shared, so that a record of one message is fewer objects."""
@@ -50,7 +51,7 @@ class RecordDamaged(ValueError):
 
 @dataclass(slots=True)
 class Header:
-    """The parsed header. Columns that a record does not have are empty."""
+    """The parsed header of a record. Columns that the record does not have are empty."""
 
     tenant: int
     record_id: bytes
@@ -267,8 +268,9 @@ class Record:
     def pick(
         self, first: int, last: int, skips: "tuple[int, ...]"
     ) -> "Sequence[bytes | memoryview]":
-        """Return the JSON of the messages at offsets first..last but for `skips` (ascending,
-        between first and last), joined by commas. The pieces are views, not copies."""
+        """Return pieces that together are the JSON of the messages at offsets first..last but for
+        `skips` (ascending, between first and last), joined by commas. The pieces are views, not
+        copies."""
         if first == self.first and last == self.last and not skips:
             return (self.payload,)
         sizes, payload, place = self.header.sizes, memoryview(self.payload), first - self.first
@@ -333,7 +335,7 @@ class Record:
 
 
 class RecordBuilder:
-    """A record under construction: one per partition, closed by the next group commit."""
+    """A record under construction: messages of one partition, until a group commit takes them."""
 
     __slots__ = (
         "_contexts",
@@ -362,14 +364,15 @@ class RecordBuilder:
         return len(self.payloads)
 
     def set_producer(self, producer: bytes, resolved: int) -> None:
-        """Add the next messages for this producer; `resolved`: everything below was answered."""
+        """Name the producer of the messages that are added next. `resolved`: all of its sequences
+        below this one have had their last answer."""
         pair = (producer, resolved)
         if not self._contexts or self._contexts[-1] != pair:
             self._contexts.append(pair)
         self._current = len(self._contexts)
 
     def clear_producer(self) -> None:
-        """Add the next messages without sequences."""
+        """Let the messages that are added next have no producer, and no sequences."""
         self._current = 0
 
     def add(self, encoded: bytes, key_hash: int, sequence: int = 0) -> None:
@@ -383,8 +386,8 @@ class RecordBuilder:
     def extend(
         self, encoded: list[bytes], key_hashes: list[int], size: int, sequences: Iterable[int]
     ) -> None:
-        """Add encoded messages of `size` bytes in all, of the context that was named last. Where
-        that is none, their sequences mean nothing."""
+        """Add encoded messages of `size` bytes in all, of the producer that was named last. If none
+        is named, their sequences mean nothing."""
         count = len(encoded)
         self.payloads += encoded
         self.key_hashes += key_hashes
@@ -402,7 +405,7 @@ class RecordBuilder:
     def close(
         self, *, record_id: bytes, published_unix_ms: int, ring_epoch: int, tenant: int
     ) -> tuple[bytes, bytes, Header]:
-        """Return (header bytes, payload, parsed header)."""
+        """Make the record. Returns (header bytes, payload, parsed header)."""
         count = len(self.payloads)
         ids, expires = self._ids, self._expires
         with_producers = bool(self._contexts)

@@ -1,5 +1,5 @@
-"""State of the servers of one shard, as a manager sees it, and the acts that it may do about it
-(R28).
+"""State of the servers of one shard, as a manager sees it, and the acts by which the manager may
+change it (R28).
 
 Values only: `storage.redis.ops.observe` makes them, `services.manager.rules.election` decides by
 them, and `storage.redis.ops.failover` carries out the decision. A server is named by where it
@@ -140,8 +140,8 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class RecordReplicas:
-    """Record the shard's R and the replicas not counted in it, if they are still as they were. They
-    are then on every copy that could be elected."""
+    """The act that records the shard's R and the replicas not counted in it, if both are still as
+    they were. The record is then on every copy that could be elected."""
 
     replicas_before: int
     out_before: frozenset[str]
@@ -151,8 +151,8 @@ class RecordReplicas:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """This node of a Cluster does not know that one any more, for a minute at least. It neither
-    votes for it nor passes it on to others."""
+    """The act by which the node `at` of a Cluster does not know the node `node_id` any more, for a
+    minute at least. It neither votes for that node nor passes it on to others."""
 
     at: str
     node_id: str
@@ -160,7 +160,8 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """This node of a Cluster makes the acquaintance of that one, and tells the others."""
+    """The act by which the node `at` of a Cluster makes the acquaintance of the one at `place`, and
+    makes it known to the others."""
 
     at: str
     place: str

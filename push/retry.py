@@ -49,7 +49,7 @@ class Breaker:
         self._failures = 0
         self._is_open = False
         self._until = 0.0
-        """When it is half-open."""
+        """Time from which an open breaker is half-open."""
         self._trial_until: float | None = None
         self._ticket = 0
         """Ticket of calls that begin now; another one each time that the breaker changes."""
@@ -58,7 +58,7 @@ class Breaker:
         return f"Breaker(open={self._is_open}, failures={self._failures}, until={self._until})"
 
     def state(self, *, now: float) -> State:
-        """Return what a call would meet now."""
+        """Return the state of the breaker now. Half-open, the trial may be under way already."""
         self.expire(now=now)
         if not self._is_open:
             return "closed"
@@ -76,7 +76,8 @@ class Breaker:
         return self._ticket
 
     def succeeded(self, ticket: int) -> None:
-        """Report that a call was answered. A trial closes the breaker."""
+        """Report that a call was answered. It ends a row of failures, and a trial closes the
+        breaker."""
         if ticket == self._ticket and (not self._is_open or self._trial_until is not None):
             self._failures = 0
             self._is_open, self._trial_until = False, None

@@ -68,8 +68,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class NotStored:
-    """`code` is one of sequence_too_old, out_of_sequence, message_too_large, limit_reached,
-    queue_full, too_many_in_flight, storage_full."""
+    """The outcome of a message that was not stored. `code` is one of sequence_too_old,
+    out_of_sequence, message_too_large, limit_reached, queue_full, too_many_in_flight, storage_full,
+    queue_not_found, storage_unavailable (the partition is sealed)."""
 
     code: str
 
@@ -97,14 +98,15 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A message that was tried: how often, and the wall time before which it is not tried again."""
+    """The attempts of a message: how many count, and the wall time before which it is not tried
+    again."""
 
     offset: int
     attempts: int
     due_unix_ms: int = 0
     nack: bytes | None = None
-    """The reason that the last nack which gave one had, as the gateway sealed it. In a write None
-    keeps what is stored."""
+    """The reason of the last nack that gave one, as the gateway sealed it. In a write None keeps
+    what is stored."""
     rejected: bool = False
     """Whether a consumer said that no further attempt can help. The message is exhausted then,
     however often it was tried."""
@@ -140,8 +142,8 @@ class Cursor:
     """(key hash, number of offsets) of each side line."""
     parked: tuple[Parked, ...] = ()
     ended: tuple[Range, ...] = ()
-    """Offsets that were given out and then settled by no ack: they were dead-lettered, or are no
-    longer retained."""
+    """Offsets that were given out and that no ack settles: they are dead or dead-lettered, or no
+    longer retained. Acks of them are stale (R21)."""
     dead: tuple[Dead, ...] = ()
     """Messages on their way to the dead letters, by offset, that are not known to be there. They
     are not settled, and most are not passed either."""
@@ -181,9 +183,9 @@ class CursorWrite:
     unparked: tuple[int, ...] = ()
     dead: tuple[Dead, ...] = ()
     ended: tuple[Range, ...] = ()
-    """The offsets of `settled` or `dead` that were given out and then settled by no ack
-    (dead-lettered, or no longer retained). The cursor keeps up to ENDED_RANGES_MAX such
-    ranges, so that the next owner recognizes an ack that comes too late (R21)."""
+    """The offsets of `settled` or `dead` that were given out and that no ack settles (dead,
+    dead-lettered, or no longer retained). The cursor keeps up to ENDED_RANGES_MAX such ranges, so
+    that the next owner recognizes an ack that comes too late (R21)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,9 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """`start` <= offsets < `end` are retained (single records in between may be gone, R12)."""
+    """The state of a partition. Offsets from `start` to below `end` are retained (single records in
+    between may be gone, R12). `sealed_at`: the end at which it was sealed (R27); None: it is not
+    sealed."""
 
     partition: Partition
     start: int
@@ -265,7 +269,7 @@ class CursorState:
     epoch: int
     floor: int
     settled_above: int
-    """Number of offsets passed above the floor."""
+    """Number of offsets passed above the floor: settled, or set aside."""
     aside: int
     parked: int
     aside_first: int | None = None
@@ -305,7 +309,8 @@ class StorageState:
 
 
 WakeUp = Callable[[Partition, int], None]
-"""Called on the event loop with (partition, certified end) after an append became certified."""
+"""Callback with (partition, certified end). The storage calls it on the event loop after an append
+became certified."""
 
 
 class StorageInspection(Protocol):
@@ -315,10 +320,10 @@ class StorageInspection(Protocol):
     """
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
-        """Return every partition of a queue; empty: the queue is unknown."""
+        """Return the state of every partition of a queue; empty: the queue is unknown."""
 
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
-        """Return every cursor of a group; empty: the group is unknown."""
+        """Return the state of every cursor of a group; empty: the group is unknown."""
 
     async def cursor(self, place: CursorPlace) -> Cursor | None:
         """Return a cursor as its next owner would find it; None: it is unknown."""
@@ -367,15 +372,16 @@ class Storage(StorageInspection, Protocol):
         per partition. Cursors that exist already stay as they are. Refused: it was dropped."""
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
-        """Delete its cursors and side lines, there or not. Making it later is Refused (R12)."""
+        """Delete the group's cursors and side lines, if it has any. Making it later is Refused
+        (R12)."""
 
     async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Set every cursor to a fresh one at `starts` and raise its epoch, so that the owners of
         before are fenced and nothing they settle counts."""
 
     async def purge(self, queue_id: str, group_id: str | None) -> int:
-        """Drop all messages that are in the queue at this moment, like a `seek` to the end for the
-        group. With None, do so for every group, and retain nothing of before: `start` is the end.
+        """Pass for a group all messages that are in the queue at this moment, like a `seek` to the
+        end. With None, do so for every group, and retain nothing of before: `start` is the end.
         Returns how many messages the group had not settled, or the queue retained.
 
         Raises Refused: queue_not_found, group_not_found; nothing happened.
@@ -456,8 +462,8 @@ class Storage(StorageInspection, Protocol):
         (R27). Sealed already: the same answer."""
 
     def on_certified(self, wake_up: WakeUp) -> None:
-        """Register the one wake-up. It comes before an append's answer; if the answer got lost,
-        seconds later."""
+        """Register the one wake-up. It is called before an append is answered; if the answer got
+        lost, seconds later."""
 
     async def state(self) -> StorageState:
         """Return whether the storage can be written to, and if not, why."""
@@ -471,7 +477,7 @@ SEALED: Final = 1
 
 
 def is_sealed(payload: bytes) -> bool:
-    """Whether what is stored is sealed, or plain."""
+    """Whether a stored payload is sealed. False: it is plain."""
     return payload[:1] == b"\x01"
 
 

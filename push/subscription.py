@@ -74,8 +74,8 @@ class CreditWindow:
         self.sent += count
 
     def received(self, total: int) -> None:
-        """Go on from the number of messages that ever reached the client, which came back. The rest
-        counts as never sent (R25).
+        """Go on with a client that came back, which only `total` messages have ever reached. The
+        rest counts as never sent (R25).
 
         Raises:
             Refused: invalid_request: more than were sent.
@@ -105,21 +105,22 @@ class Responsiveness:
         self.is_unresponsive = False
 
     def on_sign(self, *, now: float) -> bool:
-        """Note that a handler responds. True: the consumer was unresponsive, and no longer is."""
+        """Note that a handler responds. True: the consumer was unresponsive, and is so no
+        longer."""
         self.last_sign = now
         return self.on_activity(now=now)
 
     def on_activity(self, *, now: float) -> bool:
-        """Note that the consumer's code runs. If it was unresponsive it begins anew, and earlier
-        deliveries count no more. True: it was unresponsive."""
+        """Note that the consumer's code runs. If the consumer was unresponsive it begins anew, and
+        ends of leases of earlier deliveries count no more. True: it was unresponsive."""
         if self.is_unresponsive:
             self.is_unresponsive, self.last_sign = False, now
             return True
         return False
 
     def on_lease_end(self, given_at: float) -> bool:
-        """Note that the lease of a message that was given then has ended by time. True: the
-        consumer is unresponsive from now on."""
+        """Note that the lease of a message, which was given at `given_at`, has ended by time. True:
+        the consumer is unresponsive from now on, and was not before."""
         return self.last_sign <= given_at and self.give_up()
 
     def give_up(self) -> bool:

@@ -26,11 +26,11 @@ from typing import Final, NamedTuple
 from push import limits
 
 _OLD_S: Final = limits.MARK_BYTES / limits.SLOWEST_BYTES_PER_S
-"""Time after which data handed over without a mark counts as arrived. It is less than
-MARK_BYTES."""
+"""Seconds after which data handed over without a mark counts as arrived. Such data is less than
+MARK_BYTES, which the slowest line carries in this time."""
 _SAME_TURN_S: Final = 0.1
 INSTANT_S: Final = 0.002
-"""Resolution of the loop's clock: after this time it has moved on."""
+"""Seconds after which the loop's clock has moved on for certain: its resolution."""
 
 
 class _Mark(NamedTuple):
@@ -90,7 +90,7 @@ class Transit:
         self._is_taken = False
         self._has_answered = False
         self.is_slow = False
-        """Whether the mark that was answered last took long."""
+        """Whether the data that arrived last, as far as marks tell, took long."""
         self.is_fast = False
         """Whether the line is known to carry much."""
         self.is_deaf = False
@@ -207,7 +207,7 @@ class Transit:
             self._moved_at = now
 
     def moves(self, *, now: float) -> bool:
-        """Whether what is in transit moves, as far as can be seen."""
+        """Whether something is in transit and moves, as far as can be seen."""
         if not self._awaited:
             return False
         allowed_s = limits.TRANSIT_STILL_S
@@ -217,7 +217,7 @@ class Transit:
 
     def give_up(self, *, now: float) -> bool:
         """Stop waiting for marks that are not answered though TCP's other end has taken everything.
-        Returns whether there were any; they count as answered."""
+        Returns whether there were any; nothing is in transit then."""
         if not self._awaited or not self._is_taken or self.moves(now=now):
             return False
         self._awaited.clear()
@@ -229,8 +229,9 @@ class Transit:
 
     # enforces: P6, R20
     def arrived(self, given_at: float, *, now: float) -> float | None:
-        """Return from when the lease of something given then counts: from its arrival, if that took
-        long. None: it is in transit, and moves."""
+        """Return the time from which the lease of something counts that was given at `given_at`:
+        its arrival, if that took long, otherwise `given_at`. None: it is in transit and moves, so
+        the lease does not run."""
         if given_at > self._covered_until and self.moves(now=now):
             return None
         for after, until, at in self._slow:

@@ -98,7 +98,9 @@ class Addresses:
         return ClientAddress(self._client(peer.text, hops), is_tls, _one_name(names))
 
     def _client(self, nearest: str, hops: list[str]) -> str:
-        """Return the last address from the right that a trusted proxy vouches for."""
+        """Return the client's address, which is the first that is no trusted proxy, going through
+        `hops` from the right. If all are proxies, or one before it is invalid, return the last
+        address that a trusted proxy vouches for; `nearest` if there is none."""
         for text in reversed(hops[-PROXIES_MAX:]):
             address = parse_address(text)
             if address is None:
@@ -197,9 +199,9 @@ TRANSPORT: Final = "tocsin.transport"
 
 
 def taken_bytes(transport: asyncio.BaseTransport, *, has_more: bool) -> int | None:
-    """Return the number of bytes that the other end of the TCP connection has confirmed. None if it
-    has all of them (`has_more`: except those that the kernel has not got yet), or this system
-    cannot say."""
+    """Return how many bytes the other end of the TCP connection has confirmed. None if it has all
+    of them, or this system cannot say. `has_more`: whether bytes wait that the kernel has not got
+    yet; then the other end has not all."""
     found = transport.get_extra_info("socket")
     if found is None or _TCP_INFO is None or transport.is_closing():
         return None
@@ -218,7 +220,8 @@ def taken_bytes(transport: asyncio.BaseTransport, *, has_more: bool) -> int | No
 
 
 def taken_of_answer(scope: Mapping[str, Any]) -> int | None:
-    """Return the same for the connection of an HTTP request whose answer has been handed over."""
+    """Return what `taken_bytes` does, for the connection of an HTTP request, by its ASGI scope,
+    after the whole answer was written to the transport."""
     transport: asyncio.Transport | None = scope.get(TRANSPORT)
     if transport is None:
         return None
@@ -226,15 +229,15 @@ def taken_of_answer(scope: Mapping[str, Any]) -> int | None:
 
 
 _SITE_BITS: Final = 64
-"""Bits of a site: a host has a whole /64 of IPv6 addresses (RFC 4291, 2.5.4), and may take a new
-one each time."""
+"""Number of leading bits by which IPv6 addresses are counted as one, because a host has a whole /64
+of them (RFC 4291, 2.5.4), and may take a new one each time."""
 
 
 @lru_cache(maxsize=4096)
 def name_of(text: str) -> str | None:
-    """Return the name under which this address is counted; None if it is not counted. Loopback and
-    Unix sockets are this machine, whose programs share one address, and one of them must not use up
-    the limits of the others."""
+    """Return the name under which limits count this address: an IPv4 address, or the /64 of an IPv6
+    address. None: it is not counted, because loopback and Unix sockets are this machine, whose
+    programs share one address, and one of them must not use up the limits of the others."""
     address = parse_address(text)
     if address is None or address.is_loopback:
         return None

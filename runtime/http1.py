@@ -93,7 +93,7 @@ class BodyFraming:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the body has ended, and another request follows."""
+        """Whether the body has ended, so that the bytes after it belong to the next request."""
         return not self._left and self._expects is None
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
@@ -119,7 +119,8 @@ class BodyFraming:
         return b"".join(parts), data[at:]
 
     def _take_line(self, data: bytes, at: int) -> int:
-        """Read a line, or the part of it that is there; return where the next one begins."""
+        """Read a line from index `at` on, or the part of it that has come; return the index after
+        it."""
         end = data.find(b"\n", at)
         piece = data[at:] if end < 0 else data[at : end + 1]
         self._line += piece
@@ -158,8 +159,8 @@ def _no_chunks(why: str) -> Refused:
 
 
 class Flow(FlowControl):
-    """Decide when a socket is read, which is when the application wants more of a body, and it is
-    the socket's turn."""
+    """Decide when a socket is read, which is when the application wants more of a body, and after a
+    large read only when it is the socket's turn."""
 
     def __init__(self, transport: asyncio.Transport, large_reads: LargeReadGate) -> None:
         super().__init__(transport)
@@ -168,7 +169,8 @@ class Flow(FlowControl):
         self._is_over = False
 
     def rest(self) -> None:
-        """Read no more until it is its turn. A second call changes nothing."""
+        """Pause reading until LargeReadGate gives this socket its turn. A second call before that
+        changes nothing."""
         if not self.is_resting:
             self.is_resting = True
             if not self.read_paused:
@@ -203,8 +205,8 @@ logger = logging.getLogger("tocsin.http")
 
 WEBSOCKET_PATH: Final = "/v1/ws"
 PART_BYTES_MIN = 4096
-"""Bytes of a body that are handed on before all of it has come. The incomplete bytes of a smaller
-part are counted nowhere."""
+"""Least number of bytes of an incomplete body at which the application is woken up to take them.
+Fewer bytes wait for the rest, and are not counted as incomplete."""
 _PLAIN = (
     "other machines must connect to this broker over TLS or through its proxy, with https:// and "
     "wss://"
@@ -230,8 +232,8 @@ class Http11Protocol(HttpToolsProtocol):
     header_bytes_max = limits.REQUEST_HEADER_BYTES_MAX
     body_timeout_s = limits.REQUEST_BODY_TIMEOUT_S
     pipelined_max = 64
-    """Requests waiting for one that is being answered. Each is an object many times its size on the
-    wire, and one read holds thousands."""
+    """Most requests of a connection that wait while an earlier one is answered. Each is an object
+    many times its size on the wire, and one read may hold thousands."""
     addresses = NO_PROXIES
     large_reads: LargeReadGate | None = None
     arrivals: ArrivalGate | None = None
@@ -246,9 +248,10 @@ class Http11Protocol(HttpToolsProtocol):
         self._body_deadline = TransferDeadline(self.body_timeout_s, now=0.0)
         """Deadline of the body that is arriving."""
         self._header_bytes = 0
-        """Bytes of the parsed part of this header."""
+        """Bytes of the header that is arriving which are parsed already."""
         self._unparsed_bytes = 0
-        """Bytes received while this header was incomplete; an endless line is never parsed."""
+        """Bytes received while the header that is arriving was incomplete, because the parser does
+        not report a line without an end."""
         self._has_begun = False
         self._refusal: Refused | None = None
         self._incoming: RequestResponseCycle | None = None
@@ -261,15 +264,17 @@ class Http11Protocol(HttpToolsProtocol):
         self._large_reads = self.large_reads or LargeReadGate()
         self._arrivals = self.arrivals or ArrivalGate()
         self._early: bytes | None = None
-        """Bytes after a handshake that waits for its turn."""
+        """Bytes that came after a WebSocket's handshake, while it waits for its turn; None: no
+        handshake waits."""
         self._is_handshake = False
         """Whether the request that is being parsed asks for a WebSocket."""
         self._is_ignored = False
-        """Whether it offers another protocol, which is ignored."""
+        """Whether the request that is being parsed offers another protocol, which is ignored."""
         self._body: BodyFraming | None = None
         """The body of a request whose offer of another protocol is ignored, until it is whole."""
         self._behind: bytes | None = None
-        """Bytes after such a request, until it has been answered; None if there is none."""
+        """Bytes that came after a request whose offer of another protocol is ignored, kept until
+        that request has been answered; None if there is no such request."""
         self._peer = UNKNOWN
         self._may_enter = True
         self._is_proxied = False
@@ -323,7 +328,8 @@ class Http11Protocol(HttpToolsProtocol):
                 self._refuse(self._header_too_large())
 
     def _have_read(self, data: bytes) -> None:
-        """Let others be read after a large read in the middle of a message."""
+        """After a large read that ended in the middle of a request, pause reading this socket until
+        its next turn, so that other sockets are read."""
         if len(data) >= LARGE_READ_BYTES and self._phase is not _Phase.BETWEEN:
             self.flow.rest()
 
@@ -395,7 +401,8 @@ class Http11Protocol(HttpToolsProtocol):
         self.parser = None  # type: ignore[assignment]
 
     def shutdown(self) -> None:
-        """End the connection after the answer under way, because the server is going down."""
+        """End the connection, after the answer that is under way if there is one, because the
+        server is going down."""
         if self._phase is _Phase.OVER:
             self.transport.close()
         elif self._phase is not _Phase.REFUSED:  # that one ends after its last answer anyway
@@ -592,8 +599,9 @@ class Http11Protocol(HttpToolsProtocol):
         return phase is _Phase.REFUSED or phase is _Phase.OVER or self.transport.is_closing()
 
     def _refuse(self, error: TocsinError) -> None:
-        """Answer when it is its turn, unless the answer could be taken for another request's;
-        close."""
+        """Parse nothing more. After the answers to earlier requests, send the problem document of
+        `error`, unless an answer has begun that it would be taken for a part of; then close the
+        connection."""
         self._disarm()
         self._phase = _Phase.REFUSED
         self._last_words = raw_problem(error)
@@ -614,7 +622,8 @@ class Http11Protocol(HttpToolsProtocol):
 
     @staticmethod
     def _disconnect(cycle: RequestResponseCycle | None) -> None:
-        """Inform its application at its next read; what it still writes goes nowhere."""
+        """Let the application that answers this request learn, at its next read, that the client is
+        gone. What the application still writes is dropped."""
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()

@@ -28,15 +28,17 @@ from runtime.http1 import http_class
 from runtime.loop.fairness import ArrivalGate
 
 AT_ONCE: Final = 4
-"""Connections accepted in one turn; together they are about as much work as a handshake."""
+"""Most connections accepted in one turn; together they are about as much work as a handshake."""
 PAUSE_S: Final = 1.0
-"""Seconds without accepting when no file descriptor, or no memory, is left for one more."""
+"""Seconds for which no connection is accepted after no file descriptor, or no memory, was left for
+one."""
 _SHORT: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _LOG: Final = logging.getLogger("gateway.accepting")
 
 
 class Accepting:
-    """The replacement of asyncio's Server, with `close` and `wait_closed`."""
+    """Acceptor of connections on one socket, a few at a time, in place of asyncio's Server, whose
+    `close` and `wait_closed` it has."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Accepting:
         arrivals: ArrivalGate,
         tls: dict[str, Any],
     ) -> None:
-        """Prepare to accept; `bound` stays its owner's. `tls`: arguments of
+        """Prepare to accept connections on `bound`, which the caller closes. `tls`: arguments of
         `connect_accepted_socket`, {} without TLS."""
         self._bound = bound
         self._protocol = protocol
@@ -63,7 +65,8 @@ class Accepting:
         self._loop.add_reader(self._bound, self._somebody_waits)
 
     def close(self) -> None:
-        """Accept no more connections; those that are open stay. A second call does nothing."""
+        """Accept no more connections, and cut off those that are being opened (a TLS handshake, for
+        example). Open ones stay. A second call does nothing."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._bound)
@@ -71,7 +74,8 @@ class Accepting:
                 opening.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until the connections that were not yet open are gone."""
+        """Wait until no accepted connection is being opened any more, because each is open, has
+        failed, or was cut off by `close`."""
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _somebody_waits(self) -> None:

@@ -43,8 +43,8 @@ async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -
 
 
 async def receive_body(request: Request, bytes_max: int) -> bytes:
-    """Return the bytes of the body. Stops at the bound (P9), by Content-Length before anything is
-    read, else as soon as too much has come.
+    """Return the bytes of the request's body. More than `bytes_max` are refused (P9): by
+    Content-Length before anything is read, else as soon as too much has come.
 
     Raises:
         Refused: request_too_large, unsupported_encoding, overloaded (too many bytes of all clients
@@ -105,7 +105,7 @@ class _Body:
     def __init__(self, incoming: IncompleteBytesBudget | None) -> None:
         self._incoming = incoming
         self._parts: list[bytes] | None = []
-        """Parts so far; None once it has given up."""
+        """Parts that have come so far; None once `give_up` has dropped them."""
         self._size = 0
 
     async def read(self, request: Request, bytes_max: int) -> bytes:
@@ -137,7 +137,8 @@ class _Body:
             raise _too_much()
 
     def give_up(self) -> None:
-        """Drop the parts. The reader learns it with the next part, or at the end of its time."""
+        """Drop the parts. `read` raises Refused(overloaded) when the next part comes, if one
+        does."""
         self._parts = None
 
 

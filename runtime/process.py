@@ -39,7 +39,8 @@ Opened = TypeVar("Opened")
 
 
 def listen_to_signals(stopping: asyncio.Event) -> None:
-    """Set `stopping` on SIGTERM and SIGINT; a second signal ends the process."""
+    """Have `stopping` set on the first SIGTERM or SIGINT; a second signal ends the process at
+    once."""
 
     def caught(number: int) -> None:
         if stopping.is_set():
@@ -167,26 +168,28 @@ YOUNG: Final = 0
 ALL: Final = 2
 YOUNG_EVERY_S: Final = 0.05
 NEW_MIN: Final = 5000
-"""Look at new objects once this many more were made than freed. Everybody waits for a look
-(measured: docs/benchmarks/tuning.md)."""
+"""Number of objects by which more must have been made than freed before the collector looks at new
+ones, because the whole process waits for a look (measured: docs/benchmarks/tuning.md)."""
 YOUNG_EVERY_S_MAX: Final = 0.25
 """Seconds after which new objects are looked at in any case, because other objects may have been
 freed than were made."""
 YOUNG_SHARE: Final = 1 / 10
-"""Share of the time for looking at new objects."""
+"""Largest share of the time that the collector spends on new objects."""
 ALL_EVERY_S: Final = 60.0
 ALL_EVERY_S_MAX: Final = 600.0
 ALL_SHARE: Final = 1 / 500
 _LATE_S: Final = 0.001
-"""Timers of the loop count in milliseconds and may come a little early. Without this, a look would
-ask again at once, dozens of times, until it is time."""
+"""Added to the time of each timer, in seconds, because the loop's timers count in milliseconds and
+may fire a little early. Without it, the timer would be set again at once, dozens of times, until a
+look is due."""
 FOUND_MIN: Final = 1000
-"""Objects found that make a look at everything worthwhile: the next one then comes as soon as it
-may. Otherwise the time until the next one doubles."""
+"""Number of unreferenced objects that make a look at all objects worthwhile. If fewer are found,
+the time until the next such look doubles, up to ALL_EVERY_S_MAX."""
 
 
 class Rounds:
-    """Decides which look is due. Pure; times are seconds, monotonic."""
+    """Decides when the garbage collector looks at new objects (YOUNG) or at all (ALL). Pure; times
+    are seconds, monotonic."""
 
     def __init__(self, *, now: float) -> None:
         self._young_at = now + YOUNG_EVERY_S
@@ -195,8 +198,8 @@ class Rounds:
         self._all_every_s = ALL_EVERY_S
 
     def due(self, new: int, *, now: float) -> int | None:
-        """Return YOUNG, ALL, or None if nothing is due yet. `new`: how many more objects were made
-        than freed since the last look."""
+        """Return which look is due: YOUNG, ALL, or None if none is yet. `new`: how many more
+        objects were made than freed since the last look."""
         if now >= self._all_at:
             return ALL
         if now < self._young_at:
@@ -207,7 +210,7 @@ class Rounds:
         return None
 
     def next_at(self) -> float:
-        """Return when to ask again."""
+        """Return the time at which `due` is to be called again."""
         return min(self._young_at, self._all_at)
 
     def took(self, generation: int, seconds: float, found: int, *, now: float) -> None:
@@ -224,7 +227,8 @@ class Rounds:
 
 
 class Collector:
-    """Runs the looks on the event loop of one process. `collect` has the form of gc.collect."""
+    """Runs the garbage collector on the event loop, at the times of `Rounds`. `collect` has the
+    form of gc.collect."""
 
     def __init__(self, collect: Callable[[int], int] = gc.collect) -> None:
         self._collect = collect
@@ -241,7 +245,8 @@ class Collector:
         self._timer = loop.call_at(rounds.next_at() + _LATE_S, self._look, rounds)
 
     def stop(self) -> None:
-        """Let Python run it again. Nothing happens without `start` before."""
+        """Let Python run the garbage collector by itself again. Nothing happens without `start`
+        before."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -22,7 +22,7 @@ from runtime.listener import StartError
 logger = logging.getLogger("tocsin.tls")
 
 LOOK_S: Final = 5.0
-"""Seconds between two looks whether a file has changed."""
+"""Seconds between two checks whether a file has changed."""
 CIPHERS_1_2: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Ciphers of TLS 1.2 with forward secrecy and authenticated encryption; all of TLS 1.3 have
 both."""
@@ -168,8 +168,8 @@ class Tls:
 
     @classmethod
     def of(cls, cert: Path | None, key: Path | None, client_ca: Path | None) -> "Tls | None":
-        """Load these files; None without certificate and key, because then there is no TLS. Raises
-        StartError."""
+        """Load these files; None without a certificate or without a key, because then there is no
+        TLS. Raises StartError."""
         if cert is None or key is None:
             return None
         return cls(CertificateFiles(cert, key, client_ca))
@@ -186,14 +186,16 @@ class Tls:
             await self.look()
 
     async def look(self) -> None:
-        """Use the files if they have changed. Wrong files are logged once."""
+        """Load the files again if they have changed since the last look. Wrong files are logged
+        once, and not used."""
         stamp = await asyncio.to_thread(self._files.stamp)
         if stamp != self._stamp:
             self._stamp = stamp
             await self.reload()
 
     async def reload(self) -> None:
-        """Use the files now. If they are bad, the former certificate stays in use."""
+        """Load the files for new connections. If they are bad, that is logged, and the former
+        certificate stays in use."""
         try:
             context = await asyncio.to_thread(load_context, self._files, wall=self._wall())
         except StartError as error:

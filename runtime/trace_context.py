@@ -28,7 +28,7 @@ PARENT: Final = "traceparent"
 STATE: Final = "tracestate"
 _PARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 _STATE_BYTES_MAX: Final = 512
-"""Bytes that everybody has to pass on; a longer state is left out."""
+"""Bytes of a `tracestate` that the standard requires to be passed on; a longer one is left out."""
 
 
 class Trace(NamedTuple):
@@ -46,8 +46,8 @@ class Trace(NamedTuple):
 
 
 class Going:
-    """A request that is being answered. Tasks that it began and that outlive it (a commit, a
-    consumer's tasks) inherit its context, but are not counted to its trace."""
+    """A request that is being answered. Tasks that the request began and that outlive it (a commit,
+    a consumer's tasks) inherit its context, but then have no trace any more."""
 
     __slots__ = ("trace",)
 
@@ -60,7 +60,8 @@ _GOING: Final[ContextVar[Going | None]] = ContextVar("tocsin_going", default=Non
 
 
 def current() -> Trace | None:
-    """Return the trace of the request that is being answered here; None if there is none."""
+    """Return the trace of the request that the present task answers; None if the task answers none,
+    or the request has no trace."""
     going = _GOING.get()
     return going.trace if going is not None else None
 
@@ -81,7 +82,8 @@ class Tracer(Protocol):
     """Maker of spans for publishes."""
 
     def publishing(self, queue: str, trace: Trace) -> AbstractContextManager[Trace]:
-        """Make a span while messages are published; yields the trace that their headers name."""
+        """Make a span for the time of the block, in which messages are published into `queue`.
+        Yields the trace that the messages' headers are to name."""
 
 
 class NoTracer:
@@ -89,13 +91,14 @@ class NoTracer:
 
     @contextmanager
     def publishing(self, queue: str, trace: Trace) -> Iterator[Trace]:
-        """Pass the context on as it came."""
+        """Yield the request's trace as it came."""
         yield trace
 
 
 def trace_of(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
-    """Return the trace of a request. None if it names none, or an invalid one. That is no error:
-    nothing can be continued then (3.3 there)."""
+    """Return the trace that a request's headers name. None if they name none, several, or an
+    invalid one, which is no error, because no trace can be continued then (section 3.3 of the
+    standard)."""
     parents = [value for name, value in headers if name == b"traceparent"]
     if len(parents) != 1:
         return None
@@ -107,7 +110,7 @@ def trace_of(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
 
 
 def trace_from(parent: str) -> Trace | None:
-    """Return the trace that the text of a header names; None if it is invalid."""
+    """Return the trace that the text of a `traceparent` names; None if the text is invalid."""
     match = _PARENT.fullmatch(parent)
     if match is None or not match[1].strip("0") or not match[2].strip("0"):
         return None
@@ -173,7 +176,7 @@ class OtelTracer:
 
     @contextmanager
     def publishing(self, queue: str, trace: Trace) -> Iterator[Trace]:
-        """Begin a span; the messages' header names it."""
+        """Make a span below that of `trace`; the messages' headers name the new one."""
         carrier = {PARENT: trace.parent} | ({STATE: trace.state} if trace.state else {})
         with self._tracer.start_as_current_span(
             f"publish {queue}",

@@ -23,12 +23,12 @@ from urllib.parse import urlsplit
 
 HOOK_S: Final = 30.0
 SAID_BYTES_MAX: Final = 2000
-"""Bytes of a failing program's last words that are logged."""
+"""Most bytes of a failing program's standard error, from the beginning, that are logged."""
 _LOG: Final = logging.getLogger("tocsin.manager")
 
 
 class HookFailed(Exception):
-    """Error of a call. The text is a sentence for the log."""
+    """Error: a call of the hook failed. The text is a sentence for the log."""
 
 
 class ScaleHook:
@@ -39,16 +39,17 @@ class ScaleHook:
         self._within_s = within_s
 
     async def tell(self, body: bytes) -> None:
-        """Call the hook. Raises HookFailed."""
+        """Call the hook once with this JSON object, and wait until the program has ended or the
+        address has answered. Raises HookFailed."""
         if self._what.startswith(("http://", "https://")):
             await self._post(body)
         else:
             await self._run(body)
 
     async def _run(self, body: bytes) -> None:
-        """Run the program with files for its input and its words. A pipe would end only when all
-        processes that it has started have closed it, and a long-lived one would keep its success
-        from being noticed."""
+        """Run the program with files for its standard input and error. A pipe would end only when
+        all processes that the program has started have closed it, so a long-lived process would
+        keep the program's success from being noticed."""
         with TemporaryFile() as told, TemporaryFile() as said:
             told.write(body)
             told.seek(0)
@@ -109,9 +110,9 @@ def _shown(url: str) -> str:
 
 
 class _Post:
-    """A request in a thread of its own. When its time is over, the caller goes on, and a connection
-    that hangs, or sends a byte now and then, is closed. Redirections are not followed, certificates
-    are checked."""
+    """A POST in a thread of its own. When `answered` is cancelled because its time is over, an
+    established connection is shut down, even if it hangs, or sends a byte now and then.
+    Redirections are not followed, certificates are checked."""
 
     def __init__(self, url: str, within_s: float) -> None:
         parts = urlsplit(url)
@@ -126,8 +127,8 @@ class _Post:
         )
 
     async def answered(self, body: bytes) -> int:
-        """Return the status. Raises OSError or HTTPException. After a cancellation nothing of it is
-        left."""
+        """Send the request, and return the status of the answer. Raises OSError or HTTPException. A
+        cancellation shuts an established connection down, so that the thread ends, too."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[int] = loop.create_future()
 

@@ -18,8 +18,8 @@ STEPS: Final = (
     *(n * HOUR for n in (1, 2, 3, 4, 6, 8, 12)),
     *(n * DAY for n in (1, 2, 7, 14, 28, 91, 364)),
 )
-"""The widths that a column may have. None is between 10 minutes and an hour, because minutes have
-many figures. From there on the figures of hours are used."""
+"""The widths that a column of a plot may have, in seconds. None is between 10 minutes and an hour,
+because minutes have many figures. From an hour on the figures of hours are used."""
 CUTS_MAX: Final = 5
 CUT_FACTOR: Final = 3
 """The factor by which a gap must be longer than the rest of the axis to be cut out."""
@@ -89,8 +89,8 @@ def stretches(starts: Sequence[int], step: int) -> list[Stretch]:
 
 
 def step_for(starts: Sequence[int], shortest: int, columns_max: int) -> int:
-    """Return the least width of columns with which at most `columns_max` cover all stretches. The
-    starts are those of columns of the width `shortest`."""
+    """Return the least width of columns with which at most `columns_max` cover all stretches, or
+    the greatest width if none suffices. The starts are those of columns of the width `shortest`."""
     parts = stretches(starts, shortest)
     for step in STEPS:
         if step >= shortest and sum(-(-(b - a) // step) for a, b in parts) <= columns_max:
@@ -99,7 +99,8 @@ def step_for(starts: Sequence[int], shortest: int, columns_max: int) -> int:
 
 
 class Tick(NamedTuple):
-    """A round time: its place, its label, and the date below it, "" if that is known already."""
+    """A tick of the axis: its place, the label of its time, and the date below it. The date is ""
+    if the tick before has the same one, or if there is no room for it."""
 
     x: float
     text: str
@@ -107,7 +108,8 @@ class Tick(NamedTuple):
 
 
 class Break(NamedTuple):
-    """A cut: the place of its mark, and the time that is left out."""
+    """A cut or a gap: its left and right end on the page, and the time without columns, from
+    `first` to `end`, in Unix seconds."""
 
     left: float
     right: float
@@ -160,7 +162,8 @@ class Axis:
         return index > 0 and self.starts[index] == self.starts[index - 1] + self.step
 
     def ticks(self) -> list[Tick]:
-        """Return round times of every stretch, at least one each, with room for their labels."""
+        """Return the ticks of every stretch: round times with room for their labels, or, if none
+        has room, the stretch's beginning."""
         found: list[Tick] = []
         for stretch, (left, right) in zip(self.stretches, self._edges, strict=True):
             found += _ticks(stretch, left, right)

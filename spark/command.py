@@ -34,7 +34,8 @@ _DAY = click.DateTime(["%Y-%m-%d"])
 
 
 class Failed(click.ClickException):
-    """A sentence, and the exit code of a job that failed."""
+    """Error that ends the command with a sentence on stderr, and the exit code of a job that
+    failed."""
 
     exit_code = EXIT_FAILED
 

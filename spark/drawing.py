@@ -51,12 +51,12 @@ _JOINERS: Final = "\u200c\u200d"
 
 
 _WHOLE: Final = 18
-"""The length up to which a name is not broken into lines."""
+"""The number of characters up to which a name is not broken into lines."""
 
 
 def visible(name: str) -> str:
     """Return the name with invisible characters, and those that turn the direction of text, written
-    as `\\u202e`. Names that look the same are then the same."""
+    as `\\u202e`. So no such character makes two different names look the same."""
     return "".join(
         character
         if unicodedata.category(character)[0] not in "CZ" or character in (" ", *_JOINERS)

@@ -41,7 +41,9 @@ _TOTALS: Final = (*_KINDS, ACKED, "nacked", "dead_lettered")
 def collect(
     spark: SparkSession, lake: Lake, *, since: datetime.date | None, until: datetime.date | None
 ) -> Figures:
-    """Return the figures of these days, both ends included; None does not bound them."""
+    """Return the figures of a report about these days, both ends included; None does not bound
+    them. The result of the audit, and what is said about files, gateways and quarantined lines, is
+    about the whole lake."""
     within = _within(since, until)
 
     def table(name: str) -> DataFrame:
@@ -112,8 +114,8 @@ def _rows(rows: DataFrame) -> list[dict[str, Any]]:
 
 
 def _seconds(step: int) -> Column:
-    """Return the column's beginning as Unix seconds. A timestamp would become the local time of
-    this machine."""
+    """Return the beginning of the step of this many seconds that contains `start`, as Unix seconds.
+    A timestamp would become the local time of this machine."""
     at = F.unix_seconds("start")
     return at - F.pmod(at, F.lit(step))
 
@@ -178,14 +180,16 @@ def _over_time(latencies: DataFrame, step: int) -> list[dict[str, Any]]:
 
 
 def _live() -> Column:
-    """Return the condition for deliveries, except those to readers that started in the past."""
+    """Return the condition for deliveries whose cause is not `replay`. That is the cause of
+    messages from the stored log for a reader that started in the past or had fallen behind."""
     is_delivery = F.col("stage") == latency.DELIVERY
     return is_delivery & (F.coalesce("cause", F.lit("")) != REPLAY)
 
 
 def cells(ranks: Sequence[float], messages: int) -> list[float]:
-    """Return the number of messages between each two bounds, given the parts at most as long as
-    each bound. Messages beyond the outermost bounds count with them."""
+    """Return the number of messages between each two neighboring bounds. `ranks` has, for each
+    bound, the part of the messages that took at most that long. Messages beyond the outermost
+    bounds count in the outermost cells."""
     closed = [0.0, *ranks[1:-1], 1.0]
     return [(above - below) * messages for below, above in itertools.pairwise(closed)]
 
@@ -232,7 +236,8 @@ def _tops(days: DataFrame) -> dict[str, Top]:
 
 
 def _keys(hours: DataFrame) -> Top:
-    """Return the keys that waited longest. Other keys are not counted."""
+    """Return the ROWS_MAX keys whose messages waited longest in total. Other keys are not even
+    counted."""
     keys = hours.groupBy("tenant", "queue", "key").agg(
         F.sum("messages").alias("messages"),
         F.sum("waited_us").alias("waited_us"),

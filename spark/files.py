@@ -91,7 +91,8 @@ def parse_name(name: str) -> Name | None:
 
 
 def identify(raw: Raw) -> File:
-    """Compare a file with its last line, except the number of its lines."""
+    """Return the entry of a file. Its fault is found by comparing the file with its last line,
+    except the number of lines, which is not compared here."""
     listed, last = raw.listed, raw.last
     end = _end(last)
     named = parse_name(listed.name)
@@ -178,7 +179,7 @@ class Known:
 
     def has(self, listed: Listed) -> bool:
         """Whether a file need not be read, because it was seen in this place, unchanged since, or
-        because an earlier version brought its name."""
+        because an earlier version brought a whole file of its name."""
         return listed in self._places or self._names.get(listed.name, False)
 
     def sort(self, found: Iterable[File]) -> tuple[list[File], list[File]]:
@@ -208,15 +209,16 @@ class Known:
         return fresh, repeated
 
     def doubt(self, file: File) -> None:
-        """Take back that a file is whole, because another copy of it may be."""
+        """Forget that a whole file of this one's number is known, because another copy may be
+        whole."""
         number = number_of(file.entry())
         if number is not None:
             self._lines.pop(number, None)
 
 
 def place_of(file: File) -> dict[str, Any]:
-    """Return the entry of a file that brings nothing; it suffices to know the file in this
-    place."""
+    """Return the short entry of a file that brings no lines. By its path, size and time,
+    `Known.has` recognizes the file."""
     return {"name": file.name, **_place(asdict(file))._asdict()}
 
 

@@ -58,7 +58,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class JobFailed(Exception):
-    """A sentence for stderr, and the exit code."""
+    """Error: a run did not come to its end. The text is a sentence for stderr."""
 
     def __init__(
         self, sentence: str, exit_code: int = EXIT_FAILED, stderr: TextIO | None = None
@@ -68,7 +68,8 @@ class JobFailed(Exception):
         self._stderr = stderr
 
     def tell(self) -> None:
-        """Write the sentence. After a run that failed, `sys.stderr` is its log."""
+        """Write the sentence to the process's own stderr. After a run that failed, `sys.stderr` is
+        the log of the run."""
         stderr = self._stderr or sys.stderr
         stderr.write(f"Error: {self}\n")
         stderr.flush()

@@ -35,7 +35,7 @@ ROLLUP: Final = "rollup"
 
 
 class LakeError(Exception):
-    """A sentence that says what is wrong with a lake and what to do about it."""
+    """Error: a sentence says what is wrong with a lake and what to do about it."""
 
 
 def write_json(path: Path, value: object) -> None:
@@ -195,7 +195,8 @@ class Lake:
         return spark.read.schema(schema).parquet(str(self.rollup(name)))
 
     def write_rollup(self, rows: DataFrame, name: str, *folders: str) -> None:
-        """Replace the rows in these folders; other folders stay."""
+        """Replace rows of a table. `folders` are columns, by whose values the rows are in folders.
+        Folders of which `rows` has a row get the new rows; other folders stay."""
         target = str(self.rollup(name))
         dynamic = rows.write.option("partitionOverwriteMode", "dynamic").mode("overwrite")
         dynamic.partitionBy(*folders).parquet(target)

@@ -11,8 +11,8 @@ The first six are differences inside a line. They are exact, except `waiting` of
 read from the storage. `delivery` and `whole` are differences of two lines. They are exact if one
 gateway did both, whatever happened to its clock meanwhile. Otherwise they are as good as two
 machines' clocks agree, and 0 if these would say less. They are of first deliveries, because
-redeliveries, and deliveries to a reader that started in the past, say nothing about the broker's
-speed.
+redeliveries, and deliveries to a reader that started in the past or fell behind, say nothing about
+the broker's speed.
 """
 
 from typing import Final

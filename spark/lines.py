@@ -24,7 +24,8 @@ WRONG_KEYS: Final = "keys"
 WRONG_TIME: Final = "time"
 DAMAGED_FILE: Final = "damaged_file"
 LATE: Final = "late"
-"""The day of the line is closed. Its figures stay, and nothing is left to add the line to."""
+"""The fault of a line whose day is closed. The day's figures stay, and nothing is left to add the
+line to."""
 
 _FIRST_US: Final = 946_684_800_000_000  # 2000-01-01
 _LAST_US: Final = 7_258_118_400_000_000  # 2200-01-01
@@ -172,7 +173,7 @@ def _filled(flat: DataFrame) -> DataFrame:
 
 
 def time() -> Column:
-    """Return `at_unix_us`; null for a time that no clock shows."""
+    """Return `at_unix_us`; null for a time before the year 2000 or after 2199."""
     return F.when(F.col("at_unix_us").between(_FIRST_US, _LAST_US), F.col("at_unix_us"))
 
 

@@ -18,7 +18,8 @@ DAMAGED: Final = "damaged_file"
 NOT_YET: Final = "not_yet"
 KILLED: Final = "killed"
 CLOSED: Final = "closed"
-"""The days before were closed, and their lines have been removed."""
+"""The reason of a loss of all lines before a time: their days were closed, and the lines have been
+removed."""
 EVER: Final = 2**62
 """A time that nothing bounds."""
 
@@ -154,7 +155,7 @@ def _of_files(gateway: str, files: list[_File]) -> list[Loss]:
 
 
 def _last(files: list[_File]) -> int | None:
-    """Return the time of the last line; None if nothing states it."""
+    """Return the latest time of a line in whole files; None if none states it."""
     untils = [file.until for file in files if file.is_whole and file.until is not None]
     return max(untils, default=None)
 

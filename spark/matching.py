@@ -58,8 +58,8 @@ def met(left: DataFrame, right: DataFrame, *, on: tuple[str, ...] = PLACE) -> Da
     """Return a row for each part that a run of `left` and one of `right` share.
 
     It has its `first` and `count`, the columns of `left`, and those of `right` with `r_` before
-    their names. Offsets that no run of the other side covers are in no row; those that several
-    cover are in several.
+    their names. `l_first` and `r_first` are the first offsets of the two runs. Offsets that no run
+    of the other side covers are in no row; those that several cover are in several.
     """
     ours = _blocks(left)
     theirs = _blocks(right)

@@ -72,7 +72,8 @@ WAITING: Final = "waiting"
 another one follows, because an operator has moved the group."""
 
 UNOWNED: Final = "unowned"
-"""The doubt of a finding if no position names the partition's owner, or since when it was."""
+"""The doubt of a finding if no position names the owner of the partition, or states since when the
+gateway has owned it."""
 LOST_LINES: Final = "lost_lines"
 """The doubt of a finding if lines of its gateway at that time are lost. NOT_YET means that they
 have not come yet, CLOSED that their day is closed."""
@@ -102,7 +103,8 @@ LOST: Final = struct(
 CLOSED."""
 
 Keep = Callable[[DataFrame], DataFrame]
-"""Compute these rows once and store them; the returned rows are read from there."""
+"""Function that computes rows once and stores them; the rows that it returns are read from the
+store."""
 
 _PLACE: Final = ("queue_id", "group", "partition")
 _NAMES: Final = ("queue", *_PLACE, "gateway")
@@ -148,13 +150,13 @@ def epochs(positions: DataFrame) -> DataFrame:
     (true) and:
 
         nth              its number in the order of epochs
-        from_us, until_us  by the gateway's clock without its steps. The end is when the gateway
-            owned
-                         the place again, or a moment after it gave it up; EVER if neither
+        from_us          its begin, by the gateway's clock without its steps
+        until_us         its end, by the same clock: when the gateway owned the place again, or a
+                         moment after it gave the place up; EVER if neither
         began_unix_us    -EVER if its first line is lost
         ended_unix_us    null if no line states it
         is_told          its first line exists, and that of the epoch that the gateway has had
-                         there next: both are where they seem to be
+                         there next, so that its begin and end are known
         is_clean         everything that was settled in it is durable
         owned_from       where it began; null if its first line is lost
         reach            how far it came
@@ -166,8 +168,7 @@ def epochs(positions: DataFrame) -> DataFrame:
         start            below it nothing is judged
         judged_from      what is new to it; see _judged_from
         settled_below, settled_unix_us  everything from `start` to there was settled by then; null
-            if
-                         nothing states it
+                         if nothing states it
         undying_nth, undying_us, undying_unix_us  its last position at which nothing was dying
         is_last          it is the last one of its place
     """
@@ -317,9 +318,10 @@ def settlements(settled: DataFrame, owned: DataFrame) -> DataFrame:
 
 
 def _in_epochs(runs: DataFrame, owned: DataFrame) -> DataFrame:
-    """Return each run with the epoch of its gateway that had begun last.
+    """Return each run with the epoch of its gateway, at its place, that lasted at its time.
 
-    If none had begun, each gateway and place has its own epoch, which is not known.
+    If none did, the gateway and the place have an epoch of their own, which is not known
+    (`is_known`).
     """
     names = ("gateway", *_PLACE)
     wanted = [F.col(name).alias(f"o_{name}") for name in names]

@@ -27,7 +27,8 @@ LOST: Final = ("spans", "certified", "dispatched", "settled")
 """The counts of an `unlogged` line."""
 LOSSES_MAX: Final = 1_000
 _DOUBTS: Final = (losses.NOT_YET, losses.CLOSED)
-"""Reasons of their own, which are no faults of the log."""
+"""Reasons of losses that are no faults of the log: lines that have not come yet, and lines of
+closed days."""
 FAULTS: Final = (
     order.GAP, order.UNSETTLED, order.REPETITION, order.INVERSION, order.OVERTAKEN, order.UNGIVEN,
     order.SETTLED_TWICE, order.SETTLED_EARLY, order.TWICE, order.DISORDER,

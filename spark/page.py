@@ -99,8 +99,8 @@ class Figures:
     `dispatched`, `settled`, and the same of each of its `gateways`."""
     bounds_us: Sequence[int] = ()
     over_time: Sequence[Row] = ()
-    """start, messages, percentiles and `cells`, the number of messages by duration, of
-    deliveries."""
+    """Deliveries by column of the plots: start, messages, percentiles, and `cells`, the number of
+    messages between each two of `bounds_us`."""
     queues: Top = NONE
     """Deliveries of each queue and group, the slowest p99 first."""
     stages: Top = NONE
@@ -108,7 +108,8 @@ class Figures:
     causes: Top = NONE
     keys: Top = NONE
     totals: Mapping[str, int] = field(default_factory=dict)
-    """certified, dispatched, acked, nacked, dead_lettered."""
+    """The number of messages by what happened: certified, dispatched, settled, acked, nacked,
+    dead_lettered."""
     usage: Usage = field(default_factory=Usage)
     audit: Mapping[str, Any] = field(default_factory=dict)
     judged: int = 0
@@ -450,8 +451,8 @@ def _losses(audit: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _verdict(figures: Figures) -> str:
-    """Return one box: kept, at fault, not judged, or nothing to judge. Green means that all was
-    judged."""
+    """Return one box about the promises: kept, at fault, not judged, nothing to judge, or not
+    checked. Only the box for kept is green; it needs everything judged, and no fault."""
     audit = figures.audit
     kind, title = "", "The promises were not checked."
     said: list[str] = []

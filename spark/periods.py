@@ -234,7 +234,8 @@ def _buckets(rows: DataFrame, *by: str) -> DataFrame:
 
 
 def over(rows: DataFrame, *by: str) -> DataFrame:
-    """Return the common figures of rows with sketches: of a month, of each queue."""
+    """Return figures of rows with sketches, added up for each value of the columns `by`, such as
+    each queue."""
     return _sketched(_added(_buckets(rows, *by), *by, "bucket"), *by).drop("lines")
 
 

@@ -20,7 +20,7 @@ from spark.usage import usage
 
 CANCEL_EVERY_S: Final = 0.2
 DAMAGED_SHOWN_MAX: Final = 3
-"""The number of file names shown on a terminal; the page has all of them."""
+"""The largest number of damaged files that a note on the terminal names."""
 
 
 @dataclass(frozen=True, kw_only=True)

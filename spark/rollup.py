@@ -27,7 +27,8 @@ Hour = tuple[str, int]
 
 
 class Targets(NamedTuple):
-    """The time that a delivery may take, in microseconds, by queue, and for all others."""
+    """The time that a delivery may take, in microseconds: of certain queues, by name, and of all
+    others."""
 
     default_us: int | None
     of_queue: dict[str, int]
@@ -44,7 +45,8 @@ def rollup(
     pass_bytes: int = PASS_BYTES,
     said: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Roll up the hours that have changed. If the targets have changed, rolls up all open hours.
+    """Roll up the hours that have changed. If the targets have changed, or there are no tables yet,
+    rolls up all hours of days that are not closed.
 
     `said` is called with the dates of each pass before it begins. Returns `hours`, their number,
     and `uncovered`, the number of their deliveries whose publish is in no line.
@@ -83,8 +85,9 @@ def _dirty(lake: Lake, state: dict[str, Any]) -> set[Hour]:
 def _passes(lake: Lake, hours: set[Hour], bytes_max: int) -> list[set[Hour]]:
     """Return the hours in groups, in order.
 
-    The groups are few, because each costs some seconds whatever it has. None has more bytes than
-    memory and disk can take. A day in two of them is whole after the last one.
+    The groups are few, because each costs some seconds whatever it has. None has more than
+    `bytes_max` bytes of spans, unless it is a single hour. A day in two of them is whole after the
+    last one.
     """
     passes: list[set[Hour]] = []
     left = 0

@@ -47,18 +47,21 @@ continue."""
 FINAL: Final = (ACKED, "dead_lettered", GONE)
 """Outcomes with which a message comes to its end in a group."""
 PARKED: Final = "parked"
-"""The outcome of the head of a key that had come back already."""
+"""The outcome of the first message of a key that is parked. The message had come back already, in
+another line."""
 RETURNED: Final = ("nacked", "expired", "returned", PARKED)
 """Outcomes after which a message is given again. Later messages of its key wait until then."""
 UNKNOWN: Final = "unknown"
-"""The answer to a publish whose messages are nowhere yet, so they have no runs."""
+"""The outcome of a publish if it is not known whether its messages are stored. The line has no
+runs."""
 LATE: Final = "late"
 """The outcome of a publish that was answered `unknown` before, and was certified after all."""
 AGAIN: Final = "lease"
 """The cause of a message that was given before, without counting as an attempt."""
 BACKLOG: Final = "backlog"
 REPLAY: Final = "replay"
-"""The cause of a message to a reader that started in the past. It is no latency of the broker."""
+"""The cause of a message from the stored log to a reader that started in the past or had fallen
+behind. It is no latency of the broker."""
 INTERNAL: Final = "internal"
 """The transport of messages that the broker itself published or settled."""
 
@@ -187,7 +190,8 @@ def table(kind: str) -> StructType:
 
 
 def stored(kind: str) -> StructType:
-    """Return the columns of its files, and those of its folders."""
+    """Return the columns in the files of a kind's table, and in the names of its folders: all but
+    the DERIVED ones."""
     derived = DERIVED.get(kind, {})
     return StructType([field for field in table(kind).fields if field.name not in derived])
 
@@ -209,4 +213,4 @@ STAGED: Final = _staged()
 passed over.
 """
 PLACE: Final = struct(kind=StringType(), date=DateType(), hour=IntegerType())
-"""The columns of its folders meanwhile."""
+"""The columns in the names of the folders of a batch that is under way."""

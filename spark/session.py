@@ -79,11 +79,11 @@ Source: https://logging.apache.org/log4j/2.x/manual/configuration.html
 
 
 class NotInstalled(Exception):
-    """A sentence that says what to install."""
+    """Error: PySpark or Java is missing, or too old. The text says what to install."""
 
 
 class Unreachable(Exception):
-    """A sentence that says which cluster does not answer."""
+    """Error: no master of a Spark cluster answers. The text says which cluster."""
 
 
 def check_installed() -> None:

@@ -92,7 +92,7 @@ def seconds_of(text: str) -> float:
 
 
 def wanted_of(given: argparse.Namespace) -> "Wanted":
-    """Return the work of the job.
+    """Return the input of the jobs that the command line states.
 
     Raises:
         ValueError: a `--target` is invalid; the error has its text.

@@ -61,9 +61,9 @@ class Answers:
     messages: Counter[str] = field(default_factory=Counter)
     """The number of messages of each kind."""
     by_hour: Counter[tuple[str, str, int]] = field(default_factory=Counter)
-    """(kind, date, hour) → messages, by the clock as it was."""
+    """(kind, date, hour) → messages, by the gateway's clock with its steps."""
     durations: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
-    """(stage, queue) → (microseconds, messages)."""
+    """(stage, queue) → the durations: (microseconds, number of messages that share it)."""
     planted: list[tuple[str, str, str | None, int, int]] = field(default_factory=list)
     """(what, queue id, group, partition, offset)."""
     unlogged: int = 0
@@ -366,8 +366,8 @@ class Synthetic:
         )  # fmt: skip
 
     def _finish(self, gateway: _Gateway, *, is_last: bool = False) -> None:
-        """Write a file. The last one states that its process has ended, and that no file
-        follows."""
+        """Write a file of the lines that wait. The last one is marked `recovered`, so that no
+        reader expects another file of its gateway."""
         if not gateway.lines and not is_last:
             return
         gateway.number += 1

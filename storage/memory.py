@@ -1,8 +1,8 @@
-"""The storage in memory: the verified fake of `push.storage_port.Storage` and its inbox.
+"""The storage in memory: the verified fake of `push.storage_port.Storage`, and of an inbox.
 
 It keeps every promise of the port but durability, in the plainest way, and passes the contract
 suite that the real storages pass. Other tests that use it rely on the port's semantics alone.
-Gateways of one process that share one `MemoryStorage` share its inbox.
+`MemoryStorage` has no inbox of its own. Tests with several gateways give them one `MemoryInbox`.
 """
 
 import asyncio
@@ -55,10 +55,11 @@ from storage.rules.cursor import GroupCursor, check_write, start_floor
 
 @dataclass(slots=True)
 class StoredRecord:
-    """A record with the facts that trimming needs of it."""
+    """A record as it is kept, with its stored header and sealed payload, and what trimming
+    needs."""
 
     record: Record
-    """The record, without its payload if that is sealed."""
+    """The record; without its payload if the storage seals payloads."""
     published_unix_ms: int
     size: int
     header: bytes
@@ -89,7 +90,7 @@ class MemoryPartition:
     sealer: Sealer = PLAIN
 
     def append(self, stored: StoredRecord) -> None:
-        """Keep a record. If payloads are sealed, only the sealed one is kept."""
+        """Keep a record. If payloads are sealed, the plain payload is not kept."""
         if self.sealer is not PLAIN:
             stored.record.payload = b""
         self.records.append(stored)
@@ -152,13 +153,14 @@ class MemoryPartition:
         )
 
     def trimmable(self, due_unix_ms: int, after: int) -> int:
-        """Count the messages of the records that `trim` would delete, from an offset on."""
+        """Return how many messages `trim` would delete in records that begin at `after` or
+        above."""
         records = (one for one in self.records if one.record.first >= after)
         return sum(one.count for one in records if self._may_go(one, due_unix_ms))
 
     def trim(self, due_unix_ms: int) -> int:
-        """Delete every record published up to then that every group has settled. Returns the
-        bytes."""
+        """Delete every record published at `due_unix_ms` or before that every group has settled.
+        Returns the bytes of their messages."""
         gone = [stored for stored in self.records if self._may_go(stored, due_unix_ms)]
         self.records = [x for x in self.records if not self._may_go(x, due_unix_ms)]
         log = self.log
@@ -212,7 +214,8 @@ class MemoryStorage:
         were below the reserve."""
 
     def lose_next_answer(self, *, applied: bool) -> None:
-        """Let the next append or write_cursors raise Unknown. `applied`: whether it happens."""
+        """Let the next append or write_cursors raise Unknown. `applied`: whether its change is made
+        nevertheless. Several calls count for as many acts, in order."""
         self._lost_answers.append(applied)
 
     def _check_open(self) -> None:

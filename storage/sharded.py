@@ -41,7 +41,7 @@ from push.storage_port import (
 )
 
 KNOWN_MAX: Final = 200_000
-"""Queues whose places are remembered, twice as many as there may be."""
+"""Number of queues whose clusters a `ClusterMap` remembers, twice as many queues as may exist."""
 FIRST: Final = 0
 """The lane of the first cluster, which has queues whose row names none."""
 
@@ -96,18 +96,21 @@ class ClusterMap:
         return list(dict.fromkeys(map(self._lane_of, names))) if names else [FIRST]
 
     def having(self, queue_id: str) -> list[Storage]:
-        """Return the storages of these lanes."""
+        """Return the storages of the lanes in which a queue has partitions."""
         return [self.stores[lane] for lane in self.lanes_of(queue_id)]
 
     def dropping(self, queue_id: str) -> Sequence[Storage]:
-        """Return the storages at which a queue is to be dropped: its own, including one that is not
-        in this gateway's settings, because only a queue that is dropped everywhere is forgotten.
-        All of them, if the queue is not known here any more."""
+        """Return the storages at which a queue is to be dropped: its own, including the last lane's
+        for a cluster that is not in this gateway's settings, because only a queue that is dropped
+        everywhere is forgotten. All clusters of the settings, if the queue is not known here any
+        more."""
         self._names(queue_id)
         return self.having(queue_id) if queue_id in self._known else self.all
 
     def share(self, queue_id: str, lane: int) -> tuple[int, int]:
-        """Return (number of the queue's parts in this lane, number of its parts)."""
+        """Return (how many names in the queue's row are of this lane, how many names it has): the
+        share of the queue that the lane has. (1, 1) if the queue is unknown or its row names no
+        cluster."""
         names = self._names(queue_id)
         if not names:
             return 1, 1
@@ -115,10 +118,11 @@ class ClusterMap:
 
 
 class ShardedInbox:
-    """`push.letters.Inbox` over these clusters."""
+    """`push.letters.Inbox` over several clusters. Each request goes to the cluster that has the
+    cursor."""
 
     def __init__(self, places: ClusterMap, inboxes: Sequence[Inbox]) -> None:
-        """`inboxes`: those of every lane."""
+        """`inboxes`: the inbox of each lane, by lane."""
         self._places = places
         self._inboxes = inboxes
 
@@ -132,7 +136,7 @@ class ShardedInbox:
         return await self._at(place).letters(place)
 
     async def places(self, queue_id: str) -> list[CursorPlace]:
-        """Return the places at the clusters that answer. Raises Refused if none does."""
+        """Return the places at the clusters that answer. If none does, raises the error of one."""
         inboxes = [self._inboxes[lane] for lane in self._places.lanes_of(queue_id)]
         found = await asyncio.gather(
             *(inbox.places(queue_id) for inbox in inboxes), return_exceptions=True
@@ -159,16 +163,17 @@ class ShardedInbox:
 
 
 LANES_EACH: Final = 1 << 20
-"""Number of lanes that each cluster has: at most three for each slot's primary."""
+"""Distance between the lane numbers of two clusters, more than a cluster has lanes: at most three
+for each slot's primary."""
 LANES_BELOW: Final = 8
-"""Number of a storage's own lanes below 0."""
+"""Added to the lane numbers of a cluster, which may be as low as -LANES_BELOW."""
 T = TypeVar("T")
 PartT = TypeVar("PartT")
 
 
 class ShardedStorage:
-    """`push.storage_port.Storage` over these clusters. Requests about a queue that is not known any
-    more go to the first one, which answers as for any deleted queue."""
+    """`push.storage_port.Storage` over several clusters. Requests about a queue that is not known
+    any more go to the first cluster, which answers as for any deleted queue."""
 
     def __init__(self, places: ClusterMap) -> None:
         self._places = places
@@ -181,7 +186,7 @@ class ShardedStorage:
         return self._stores[self._places.lane(partition)]
 
     async def incarnation(self) -> str:
-        """Return the incarnation of the first cluster, which the catalog is with."""
+        """Return the incarnation of the first cluster, which the catalog notes as the storage's."""
         return await self._stores[0].incarnation()
 
     # --- Queues and groups -------------------------------------------------------------------
@@ -189,11 +194,11 @@ class ShardedStorage:
     async def _everywhere(
         self, stores: Sequence[Storage], begin: Callable[[Storage], Awaitable[T]]
     ) -> list[T]:
-        """Ask all of them, even if one fails.
+        """Call `begin` with each of these storages, even if one fails, and return the answers.
 
         Raises:
             Refused: nothing has happened anywhere.
-            Unknown: it may have happened at some of them, and has to be done again.
+            Unknown: it has or may have happened at some of them, and has to be done again.
         """
         found = await asyncio.gather(*map(begin, stores), return_exceptions=True)
         return action_results(found)
@@ -239,8 +244,9 @@ class ShardedStorage:
     async def append(
         self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
-        """Append at each cluster. Records for several clusters are in several lanes. Without a
-        lane, a cluster that is away costs all of them their answer."""
+        """Append each record at its partition's cluster. With a `lane`, all records are meant to be
+        in that lane, so at one cluster. Without, they may be at several; if one of these clusters
+        fails, the call raises, and no record gets an answer."""
 
         def begin(at: int, part: Sequence[Append]) -> Awaitable[list[Appended]]:
             inner = None
@@ -253,7 +259,8 @@ class ShardedStorage:
         return in_order(found, action_results)
 
     def _bounded(self, append: Append, at: int) -> Append:
-        """Return the append with its cluster's part of the queue's bounds."""
+        """Return the append with the part of the queue's bounds that the cluster of lane `at`
+        has."""
         if not (append.messages_max or append.bytes_max):
             return append
         here, of = self._places.share(append.partition.queue_id, at)
@@ -271,8 +278,9 @@ class ShardedStorage:
         partition_of: Callable[[PartT], Partition],
         begin: Callable[[int, Sequence[PartT]], Awaitable[Sequence[T]]],
     ) -> list[tuple[Sequence[int], Sequence[T] | BaseException]]:
-        """Ask every cluster for its own parts, once. Returns each outcome, with its places in the
-        list."""
+        """Call `begin` once for each lane, with the elements of `asked` whose partitions are there.
+        Returns for each lane the indexes of its elements, and their answers or the error. If all
+        are in one lane, an error is raised instead."""
         parts: dict[int, list[int]] = {}
         for number, one in enumerate(asked):
             parts.setdefault(self._places.lane(partition_of(one)), []).append(number)
@@ -322,8 +330,8 @@ class ShardedStorage:
     async def _seen(
         self, queue_id: str, look: Callable[[Storage], Awaitable[T]]
     ) -> list[tuple[int, T]]:
-        """Ask the queue's clusters, and return their answers by lane. Raises the error of any of
-        them."""
+        """Call `look` with each storage that has partitions of the queue, and return (lane, answer)
+        of each. Raises the error of one that failed."""
         lanes = self._places.lanes_of(queue_id)
         works = [look(self._stores[lane]) for lane in lanes]
         found = read_results(await asyncio.gather(*works, return_exceptions=True))
@@ -338,8 +346,8 @@ class ShardedStorage:
         return await store.own(place, token=token, assignment=assignment, epoch_seen=epoch_seen)
 
     async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
-        """Write at each cluster. One that is away costs all of them their answer, as in
-        `append`."""
+        """Make each write at its partition's cluster. If one of several clusters fails, the call
+        raises, and no write gets an answer."""
 
         def begin(lane: int, part: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
             return self._stores[lane].write_cursors(part)
@@ -387,8 +395,8 @@ class ShardedStorage:
         return await self._at(partition).seal(partition, successors)
 
     async def state(self) -> StorageState:
-        """Return the state of all. One that takes writes is enough; requests to the others are
-        refused, and the reason is given here."""
+        """Return one state for all clusters of the settings. It is writable (and publishable) if
+        one cluster is. `reasons` has those of every cluster, with its name."""
         states = await asyncio.gather(*(store.state() for store in self._places.all))
         named = list(zip(self._places.names, states, strict=True))
         return StorageState(
@@ -411,7 +419,8 @@ def action_results(found: Sequence[T | BaseException]) -> list[T]:
     """Return the answers of several clusters, if all have given one.
 
     Raises:
-        Refused, Fenced: the error of one, if all refused; Unknown: some did it, or may have.
+        Refused, Fenced: the first error, if all refused.
+        Unknown: some refused or failed, and others did it or may have.
     """
     errors = errors_in(found)
     if not errors:
@@ -422,15 +431,15 @@ def action_results(found: Sequence[T | BaseException]) -> list[T]:
 
 
 def read_results(found: Sequence[T | BaseException]) -> list[T]:
-    """Return the answers of looks, which change nothing. Raises the error of one that did not
-    answer."""
+    """Return the answers of several clusters to a request that changes nothing. Raises the first
+    error, if there is one."""
     for error in errors_in(found):
         raise error
     return [one for one in found if not isinstance(one, BaseException)]
 
 
 def errors_in(found: Sequence[T | BaseException]) -> list[TocsinError]:
-    """Return the errors among them. Raises an error that is none of a storage: a bug, or a
+    """Return the storages' errors among these outcomes. Raises any other error: a bug, or a
     cancellation."""
     errors = [one for one in found if isinstance(one, BaseException)]
     for error in errors:
@@ -443,7 +452,9 @@ def in_order(
     found: Sequence[tuple[Sequence[int], Sequence[T] | BaseException]],
     answers: Callable[[Sequence[Sequence[T] | BaseException]], list[Sequence[T]]],
 ) -> list[T]:
-    """Join the answers of several clusters about parts of a list, in its order."""
+    """Return the answers of several clusters in the order of the list that was split among them.
+    `found` has for each cluster the indexes of its elements, and their answers or the error;
+    `answers` takes the outcomes, and raises if they have an error."""
     told: dict[int, T] = {}
     parts = answers([some for _, some in found])
     for (numbers, _), some in zip(found, parts, strict=True):
@@ -452,6 +463,7 @@ def in_order(
 
 
 def share_of_bound(bound: int, here: int, of: int) -> int:
-    """Return the part of a queue's bound that counts at a cluster with `here` of its `of`
-    partitions. All clusters together never take more. At least one, if there is a bound."""
+    """Return the part of a queue's bound that holds at a cluster with `here` of the `of` shares of
+    the queue; 0: no bound. A bound gives each cluster at least 1; but for that, the parts of all
+    clusters are together not above it."""
     return max(1, bound * here // of) if bound else 0

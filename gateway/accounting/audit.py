@@ -50,25 +50,28 @@ BEGUN: Final = "begun"
 NOT_LET_IN: Final = frozenset({"unauthorized", "origin_refused"})
 """Error codes of requests that were refused because of a credential, or because they had none."""
 WAIT_S: Final = 5.0
-"""Time that an act waits for its line. After that it goes on, and the log says so."""
+"""Seconds that an act waits until its line is written. Then the act goes on, and the log says
+so."""
 FOLDER: Final = "audit"
 NAME: Final = "audit"
 SCHEMA: Final = 1
 BEGINNING: Final = "0" * 64
-"""The hash that the very first line names as that of its predecessor."""
+"""The hash that the very first line of a trail names as that of the line before it."""
 
 
 # --- Entries and actors --------------------------------------------------------------------------
 
 
 class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An act, its actor and its outcome. Unknown fields are left out."""
+    """A line of the trail: an act, its actor and its outcome, or a count of such acts. Fields that
+    are None are left out."""
 
     unix_ms: int
     action: str
     """The act, for example `queue.delete`."""
     outcome: str
-    """`ok`, the code of the refusal, or `begun` if a later line will say how it ended."""
+    """`ok`; the code of the error; `begun` if a later line will say how the act ended; `refused` in
+    a line that counts further refused acts."""
     tenant: str | None = None
     principal: str | None = None
     credential: str | None = None
@@ -79,12 +82,13 @@ class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     subject: str | None = None
     """Object of the act, if it is no queue or group: the id of a token, the path of a backup."""
     count: int | None = None
-    """Number of such acts in the minute before `unix_ms`; None: one."""
+    """Number of such acts in the minute before `unix_ms`, or of lines lost (`audit.lost`); None:
+    one act."""
     details: dict[str, Any] | None = None
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """The origin of an act, as far as it is known."""
+    """The client or part of the broker that does an act, as far as it is known."""
 
     principal: Principal | None = None
     credential: str | None = None
@@ -93,8 +97,8 @@ class Actor(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, admission: Admission | None, address: str | None = None) -> "Actor":
-        """Return the actor of an admission. Without an admission it is a client that was not let
-        in."""
+        """Return the actor of an admission. Without an admission it is an unknown client at this
+        address."""
         if admission is None:
             return cls(address=address)
         return cls(admission.principal, admission.credential, address)
@@ -114,7 +118,7 @@ class Actor(msgspec.Struct, frozen=True):
 BROKER: Final = Actor(Principal("broker"), "broker")
 """The broker itself, as an actor."""
 LOCAL: Final = Actor(Principal("administrator"), "admin socket")
-"""Actor of commands over the admin socket: a user that may write the data folder."""
+"""Actor of commands over the admin socket, which a user that may write the data folder can use."""
 
 
 def why_of(error: Exception) -> tuple[str | None, str | None]:
@@ -173,9 +177,9 @@ class TrailReport(msgspec.Struct):
     """The number of the oldest line that is left; None if there is none."""
     last: int | None
     hash: str
-    """Hash of the last line, which the next one will name."""
+    """Hash of the last line, which the line after it will name."""
     torn: int
-    """Number of lines that a crash cut off."""
+    """Number of lines that cannot be read, as a crash leaves them."""
     findings: list[str]
     """A sentence for each place where the chain is broken; empty if it is whole."""
 
@@ -262,10 +266,10 @@ class AccessCounts:
         self._refused: dict[tuple[Actor, str, str | None], int] = {}
         """Counts by actor, code and the word for the reason."""
         self._more: dict[str, int] = {}
-        """Counts by outcome, for actors beyond `keys_max`."""
+        """Outcome → count, for further actors when `keys_max` are counted already."""
 
     def grant(self, actor: Actor, action: str = ACCESS) -> None:
-        """Count a credential that was good. `action`: the act that it admitted."""
+        """Count a good credential of this actor. `action`: the act that it admitted."""
         key = (actor, action)
         if key in self._granted or len(self._granted) < self._keys_max:
             self._granted[key] = self._granted.get(key, 0) + 1
@@ -275,8 +279,8 @@ class AccessCounts:
     def refuse(
         self, actor: Actor, code: str, why: str | None = None, credential: str | None = None
     ) -> bool:
-        """Count a bad or missing credential. Return whether it is the first of its kind since the
-        last `take`. Unknown actors are counted by the name of their address
+        """Count a bad or missing credential. Return whether it is the first since the last `take`
+        of this actor, code and reason. Unknown actors are counted by the name of their address
         (`runtime.addresses.name_of`), which may cover a whole site."""
         if actor.principal is None:
             address = actor.address and (name_of(actor.address) or actor.address)
@@ -324,7 +328,7 @@ class AccessCounts:
 
 
 class AuditedAct:
-    """An act under way. `about` adds details to its line."""
+    """An act under way, whose line in the trail is written when it ends."""
 
     def __init__(self, audit: "Audit", entry: AuditEntry) -> None:
         self._audit = audit
@@ -332,7 +336,8 @@ class AuditedAct:
         self.is_begun = False
 
     def about(self, **details: Any) -> None:
-        """Add details: names and settings, nothing that a client may hold secret."""
+        """Add details to the line of the act: names and settings, nothing that a client may hold
+        secret."""
         self.entry.details = {**(self.entry.details or {}), **details}
 
     async def begin(self) -> None:
@@ -343,8 +348,8 @@ class AuditedAct:
 
 
 class Audit:
-    """Audit of a gateway. `executor` has one thread, which writes. Without a `trail` nothing is
-    kept."""
+    """The audit trail of a gateway. `executor` has one thread, which writes the lines. Without a
+    `trail` no lines are written."""
 
     def __init__(
         self, trail: AuditTrail | None, executor: Executor | None, *, wall: Callable[[], float]
@@ -358,7 +363,7 @@ class Audit:
         self._wants_sync = False
         self._is_failing = False
         self._refused: dict[str, int] = {}
-        """Number of acts refused in this minute, by action."""
+        """Action → number of such acts that were refused in this minute."""
         self._access = AccessCounts()
 
     # --- Noting ---------------------------------------------------------------------------------
@@ -395,8 +400,8 @@ class Audit:
     def note_rejection(
         self, actor: Actor, code: str, why: str | None = None, credential: str | None = None
     ) -> None:
-        """Count an actor that has presented no good credential, for the trail. The log gets one
-        line a minute for each address and cause."""
+        """Count an actor that has presented no good credential, for the trail. The log gets at most
+        one line a minute for each address and cause."""
         if self._access.refuse(actor, code, why, credential):
             access_logger.info(
                 "not let in: %s (%s), from %s%s",
@@ -416,8 +421,9 @@ class Audit:
         group: str | None = None,
         subject: str | None = None,
     ) -> AsyncIterator[AuditedAct]:
-        """Run an act. Its line is written when it ends, in whichever way. A minute has a bounded
-        number of lines for refused acts; the others are counted in one."""
+        """Run an act. Its line is written when the act ends, in whichever way. Of each action, a
+        minute has AUDIT_REFUSED_PER_MINUTE_MAX lines for refused acts; further ones are counted in
+        one line. Acts that have begun to destroy something always have a line."""
         entry = AuditEntry(
             unix_ms=self._unix_ms(),
             action=action,
@@ -483,8 +489,8 @@ class Audit:
         return asyncio.wrap_future(self._executor.submit(self._write_all, self._trail))
 
     async def write(self, entry: AuditEntry, *, is_synced: bool = False) -> None:
-        """Write an entry. When this returns, the entry is in the file, and on the disk if
-        `is_synced`; otherwise the log says that it is not."""
+        """Write an entry, and wait for at most WAIT_S. When this returns, the entry is in the file,
+        and on the disk if `is_synced`; or else the log says that it is not."""
         writing = self._put(entry, is_synced=is_synced)
         if writing is not None:
             done, _ = await asyncio.wait((writing,), timeout=WAIT_S)

@@ -36,7 +36,8 @@ def _order(path: Path) -> tuple[str, int]:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, without their ends. A torn line is yielded as far as it goes."""
+    """Yield the lines of a file, without their line ends. A torn line is yielded as far as it
+    goes."""
     with path.open("rb") as file:
         for line in file:
             yield line.removesuffix(b"\n")
@@ -63,12 +64,12 @@ class Journal:
         self._size = 0
 
     def backwards(self) -> Iterator[bytes]:
-        """Yield all lines, the last one first, torn or not."""
+        """Yield the lines of all files, the last one first, torn lines too."""
         for path in reversed(files_of(self._folder, self._name)):
             yield from reversed(list(lines_of(path)))
 
     def append(self, lines: bytes, *, wall: float) -> None:
-        """Write these lines, each with its end, whole or not at all."""
+        """Write these lines, each of which has its line end: all of them or none."""
         hour = datetime.fromtimestamp(wall, UTC).strftime("%Y%m%dT%H")
         if self._file < 0:
             self._go_on(hour)
@@ -88,7 +89,8 @@ class Journal:
         return self._size >= self._file_bytes_max or _order(self._path)[0] < hour
 
     def _go_on(self, hour: str) -> None:
-        """Open the last file, or begin a new one if it is of another hour or full."""
+        """Open the last file, and end its torn line, if any; begin a new one if it is of an earlier
+        hour, or full."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         files = files_of(self._folder, self._name)
         if not files:
@@ -123,7 +125,7 @@ class Journal:
             self.close()  # the next append ends the torn line, and goes on
 
     def _drop_oldest(self, files: list[Path]) -> None:
-        """Remove the oldest files, so that there is room for one more."""
+        """Remove the oldest files, so that one more full file stays within `bytes_max`."""
         sizes = [path.stat().st_size for path in files]
         whole = sum(sizes)
         for path, size in zip(files, sizes, strict=True):

@@ -37,14 +37,14 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = SCHEMA
     minute_unix_ms: int
-    """Beginning of the minute."""
+    """Beginning of the minute, in unix milliseconds."""
     span_s: float
-    """Time for which was counted: 60 s, but less in a broker's first and last minute."""
+    """Seconds for which was counted: about 60, but less in a broker's first and last minute."""
     tenant: str | None
     principal: str | None
     queue: str | None
     overflow: bool
-    """Whether this is the sum of all keys that had no counter of their own."""
+    """Whether this line is the sum of all keys that had no counter of their own."""
     requests: int
     """Number of HTTP requests, and of frames of clients that were accepted or refused."""
     messages_in: int
@@ -98,7 +98,7 @@ class UsageCounter:
         self.key = key
         self.is_overflow = is_overflow
         self.holders = 0
-        """Number of holders that may add to it without looking it up again."""
+        """Number of sessions that keep this counter, and add to it without looking it up again."""
         self.connections: dict[str, _OpenConnections] = {}
         self._clear()
 
@@ -108,12 +108,12 @@ class UsageCounter:
         self.refusals: dict[str, int] = {}
 
     def count_stored(self, messages: int, size: int) -> None:
-        """Count new messages, of `size` bytes of JSON as they are stored."""
+        """Count new messages, of `size` bytes of JSON together as they are stored."""
         self.messages_in += messages
         self.bytes_in += size
 
     def count_delivered(self, messages: int, size: int) -> None:
-        """Count messages that went out, of `size` bytes of JSON."""
+        """Count messages that were given to clients, of `size` bytes of JSON together."""
         self.messages_out += messages
         self.bytes_out += size
 
@@ -122,18 +122,20 @@ class UsageCounter:
         self.refusals[code] = self.refusals.get(code, 0) + 1
 
     def connect(self, carrier: str, *, now: float) -> None:
-        """Begin a connection, a "websocket" or a "long-poll". The same counter must end it."""
+        """Count one more open connection; `carrier`: "websocket" or "long-poll". `disconnect` must
+        be called on the same counter."""
         if carrier not in self.connections:
             self.connections[carrier] = _OpenConnections(now)
         self.connections[carrier].change(1, now)
 
     def disconnect(self, carrier: str, *, now: float) -> None:
-        """End a connection."""
+        """Count one open connection of this carrier less."""
         self.connections[carrier].change(-1, now)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has counted nothing, and has no holder that can still add to it."""
+        """Whether nothing was counted since the last `take`, no connection is open, and no holder
+        can still add to this counter."""
         return not (self.holders or self.connections or self._has_counted)
 
     @property
@@ -148,7 +150,8 @@ class UsageCounter:
         )
 
     def take(self, minute_unix_ms: int, span_s: float, *, now: float) -> UsageLine | None:
-        """Return what was counted, and begin anew. None: nothing was counted."""
+        """Return what was counted since the last `take`, and begin to count anew. None: nothing was
+        counted."""
         if not self._has_counted:
             return None
         tenant, principal, queue = self.key
@@ -201,14 +204,15 @@ class Usage:
         self._counters: dict[Key, UsageCounter] = {}
         self._overflow = UsageCounter((None, None, None), is_overflow=True)
         self._refused: dict[str, int] = {}
-        """Number of refusals by code, in the minutes that are over."""
+        """Code → number of refusals, in the minutes that are over."""
         self._minute, self._begun = _minute_of(wall), now
 
     def __len__(self) -> int:
         return len(self._counters)
 
     def counter(self, tenant: str | None, principal: str | None, queue: str | None) -> UsageCounter:
-        """Return the counter of a key. Add to it at once, or `hold` it."""
+        """Return the counter of a key; the one of all further keys if there are `keys_max` already,
+        or usage is off. Add to it at once, or raise its `holders`, or it may be forgotten."""
         key = (tenant, principal, queue)
         found = self._counters.get(key)
         if found is None:
@@ -222,19 +226,20 @@ class Usage:
         return MINUTE_S - wall % MINUTE_S
 
     def lines(self, *, now: float, wall: float) -> list[UsageLine]:
-        """Return what was counted in the last minute; nothing if that minute is not over."""
+        """End the minute if it is over, and return what was counted in it; [] if it is not over, or
+        usage is off."""
         return self.end(now=now, wall=wall) if _minute_of(wall) != self._minute else []
 
     def end(self, *, now: float, wall: float) -> list[UsageLine]:
-        """End the minute now, whatever the time is, and return what was counted since the last
-        call."""
+        """End the minute now, whatever the time is, and return what was counted in it; [] if usage
+        is off."""
         minute_unix_ms, span_s = self._minute * MINUTE_S * 1000, now - self._begun
         self._minute, self._begun = _minute_of(wall), now
         lines = list(self._take_all(minute_unix_ms, span_s, now))
         return lines if self.is_on else []
 
     def refusals(self) -> dict[str, int]:
-        """Return the number of refusals since the beginning, by code. They are counted whether or
+        """Return code → number of refusals since this gateway began. They are counted whether or
         not usage is on."""
         found = dict(self._refused)
         for counter in (*self._counters.values(), self._overflow):
@@ -255,12 +260,12 @@ class Usage:
             yield line
 
     def check(self) -> None:
-        """Assert what always holds (P9)."""
+        """Assert that there are at most `keys_max` counters (P9)."""
         assert len(self._counters) <= self._keys_max, "P9"
 
 
 Exists = Callable[[Principal, str], bool]
-"""Whether a queue of this name exists, for this principal."""
+"""Function that says whether a queue of this name exists for this principal."""
 
 
 class SessionAccounting:
@@ -305,8 +310,8 @@ class SessionAccounting:
             self.admit(admission)
 
     def admit(self, admission: Admission) -> None:
-        """Count under this admission from now on. It is called again when the client presents
-        another credential."""
+        """Count under the principal of this admission from now on. Called again when the client
+        presents another credential."""
         actor = Actor.of(admission, self._address)
         if actor == self.actor:
             return
@@ -316,19 +321,22 @@ class SessionAccounting:
         self._own = self._hold(None)
 
     def move_to(self, other: "SessionAccounting") -> None:
-        """Let another session, to which the client has come back, go on over this transport."""
+        """End this accounting, because its transport goes on with another session, to which the
+        client has come back. `other`, the accounting of that session, gets address and actor."""
         other._address, other.actor = self._address, self.actor
         self.close()
 
     def reject(self, error: TocsinError) -> None:
-        """Count a credential that was not good."""
+        """Count a credential of the client that was refused with this error, in the usage and for
+        the audit trail."""
         self._audit.note_rejection(self.actor, error.code.name, *why_of(error))
         self._own.count_refusal(error.code.name)
 
     # --- Counting -------------------------------------------------------------------------------
 
     def counter(self, queue: str) -> UsageCounter:
-        """Return the counter of a queue."""
+        """Return the counter of a queue for the session's principal; that of requests without a
+        queue, if no such queue exists."""
         queues = self._queues
         found = queues.get(queue) if queues is not None else None
         return found if found is not None else self._find(queue)
@@ -358,7 +366,7 @@ class SessionAccounting:
         return counter
 
     def count_requests(self, effects: Iterable[object]) -> None:
-        """Count each frame that a client sent as a request."""
+        """Count each frame of the client, by its effect, as a request; a `Close` is none."""
         for effect in effects:
             # isinstance would ask the metaclass about each mismatch, which takes ten times as long.
             if type(effect) is frames.Publish or type(effect) is frames.Subscribe:
@@ -373,14 +381,14 @@ class SessionAccounting:
     # --- Connections ----------------------------------------------------------------------------
 
     def connect(self, carrier: Transport | None) -> None:
-        """Begin its connection over a transport. Without a transport, or if it has a connection
-        already, nothing happens."""
+        """Count the session's connection over this transport from now on. Without a transport, or
+        if a connection is counted already, nothing happens."""
         if carrier is not None and self._connection is None:
             self._own.connect(carrier, now=self._now())
             self._connection = (self._own, carrier)
 
     def disconnect(self) -> None:
-        """End its connection. A second call does nothing."""
+        """Count the session's connection no longer. A second call does nothing."""
         if self._connection is not None:
             counter, carrier = self._connection
             counter.disconnect(carrier, now=self._now())
@@ -403,7 +411,7 @@ class SessionAccounting:
     # --- Acts -----------------------------------------------------------------------------------
 
     def note(self, action: str, *, queue: str, group: str | None = None) -> None:
-        """Note an act of its principal in the trail."""
+        """Note an act of the session's principal in the audit trail."""
         self._audit.note(action, self.actor, queue=queue, group=group)
 
 

@@ -30,11 +30,12 @@ NAME: Final = "usage"
 USAGE_BYTES_MAX: Final = 256 * 1_048_576
 AUDIT_BYTES_MAX: Final = 1024 * 1_048_576
 STOP_S: Final = 5.0
-"""Time in which the last lines have to be written."""
+"""Seconds that `stop` waits until the last lines are written."""
 
 
 class AccountingWriter:
-    """The accounting of a gateway. `open` makes it, or the constructor if nothing is to be kept."""
+    """The accounting of a gateway: its usage and its audit trail, and their files. `open` makes it,
+    or the constructor if nothing is to be kept."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class AccountingWriter:
         self._wall = wall
         self._journal = journal
         self._lines: deque[UsageLine] = deque(maxlen=limits.USAGE_LINES_KEPT_MAX)
-        """Lines that could not be written yet. Only the thread uses them."""
+        """Lines of usage that could not be written yet. Only the writing thread uses them."""
         self._is_failing = False
         self._timer: asyncio.TimerHandle | None = None
         is_kept = journal is not None or trail is not None
@@ -89,7 +90,8 @@ class AccountingWriter:
         return SessionAccounting(self.usage, self.audit, exists, address, admission, now=self.now)
 
     def refuse_handshake(self, error: TocsinError, address: str | None) -> None:
-        """Count a WebSocket that was not opened, as a request of an unknown client."""
+        """Count a WebSocket that was not opened, because of this error, as a request of an unknown
+        client. The audit trail counts it too, if a credential or its absence was the reason."""
         code = error.code.name
         counter = self.usage.counter(None, None, None)
         counter.requests += 1
@@ -98,7 +100,7 @@ class AccountingWriter:
             self.audit.note_rejection(Actor(address=address), code, *why_of(error))
 
     def start(self) -> None:
-        """Begin to end minutes."""
+        """Start the timer that ends each minute. If nothing is kept, nothing happens."""
         if self._executor is not None:
             due_s = self.usage.due_s(wall=self._wall())
             self._timer = asyncio.get_running_loop().call_later(due_s, self._end_minute)
@@ -113,7 +115,7 @@ class AccountingWriter:
             self._executor.submit(self._write, self._journal, lines)
 
     def _write(self, journal: Journal, lines: Sequence[UsageLine]) -> None:
-        """Write lines, in the thread. It encodes them too, since there may be thousands."""
+        """Encode and write lines, in the writing thread, because there may be thousands."""
         lost = len(self._lines) + len(lines) - limits.USAGE_LINES_KEPT_MAX
         self._lines.extend(lines)
         encoded = b"".join(msgspec.json.encode(line) + b"\n" for line in self._lines)

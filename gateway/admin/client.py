@@ -20,13 +20,15 @@ SOCKET_NAME: Final = "admin.sock"
 POINTER_NAME: Final = "admin.path"
 """The file that says where the socket is, if the path in the data folder would be too long."""
 TIMEOUT_S: Final = 60.0
-"""Longest time that an answer may take. Dropping a queue of many partitions takes a while."""
+"""Seconds without a byte of the answer after which a request fails. Dropping a queue of many
+partitions takes a while."""
 ADMINISTRATOR: Final = Principal("administrator")
 """Principal of acts over the admin socket."""
 
 
 class AdminError(Exception):
-    """Failure of a command, which did nothing. The text is a sentence that says why."""
+    """Error: no broker runs, it refused, or no whole answer came; only then it may have done what
+    was requested. The text is a sentence that says why."""
 
 
 def socket_path(data_dir: Path) -> Path:
@@ -40,11 +42,11 @@ def delete_queue(
     data_dir: Path, name: str, confirm: str | None, tenant: str = ADMINISTRATOR.tenant
 ) -> dict[str, Any]:
     """Delete a queue of this tenant at the broker that runs on this data folder. Returns how many
-    messages and groups were deleted with it. Without `confirm` nothing is deleted, and the numbers
-    are those that would be.
+    messages and groups were deleted with it. `confirm`: the queue's name again; None: nothing is
+    deleted, and the numbers are those that would be.
 
     Raises:
-        AdminError: no broker runs there, or it refused.
+        AdminError: no broker runs there, it refused, or it did not answer.
     """
     body = {"queue": name, "confirm": confirm, "tenant": tenant}
     return _ask(data_dir, "POST", "/delete-queue", body)
@@ -57,7 +59,8 @@ def list_parked(data_dir: Path, place: dict[str, str], limit: int) -> dict[str, 
 
 
 def unpark(data_dir: Path, place: dict[str, str], decision: dict[str, object]) -> dict[str, Any]:
-    """Decide about parked keys. The body and the answer are those of HTTP. Raises AdminError."""
+    """Decide about parked keys of a group. `place`: its queue, group and tenant. `decision` and the
+    answer are as over HTTP. Raises AdminError."""
     return _ask(data_dir, "POST", "/park", {**place, "decide": decision})
 
 
@@ -91,7 +94,8 @@ def rotate_master_key(data_dir: Path, new_key: str | None) -> dict[str, Any]:
 
 
 def create_token(data_dir: Path, wanted: dict[str, object]) -> dict[str, Any]:
-    """Make an API token (gateway.admin.server.NewToken). Raises AdminError."""
+    """Make an API token with the properties `wanted` (gateway.admin.server.NewToken). Returns its
+    text and its record. Raises AdminError."""
     return _ask(data_dir, "POST", "/tokens/create", wanted)
 
 
@@ -101,7 +105,7 @@ def tokens(data_dir: Path) -> dict[str, Any]:
 
 
 def revoke_token(data_dir: Path, token_id: str) -> dict[str, Any]:
-    """Revoke an API token. Returns what its record was. Raises AdminError."""
+    """Revoke an API token. Returns the record that it had. Raises AdminError."""
     return _ask(data_dir, "POST", "/tokens/revoke", {"token_id": token_id})
 
 
@@ -139,7 +143,7 @@ class _Connection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket of the path."""
+        """Connect to the Unix socket at the path."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(TIMEOUT_S)
         self.sock.connect(os.fspath(self._path))

@@ -55,18 +55,18 @@ from runtime.problems import Problems, document
 SOCKET_PATH_BYTES_MAX: Final = 107
 """Longest path of a Unix socket. sockaddr_un.sun_path has 108 bytes, one of them the final zero."""
 PROGRESS_S: Final = 0.5
-"""Time between two lines about a backup under way."""
+"""Seconds between two lines about a backup under way."""
 UNUSED: Final = (
     "this broker lets everybody on this machine in, with or without a token. To require tokens, "
     "set TOCSIN_TOKEN, TOCSIN_JWT_KEYS or TOCSIN_AUTH=required, and restart it"
 )
 _NOTED: Final = ("master_key_id", "master_key_id_before", "data_keys")
-"""Fields of a rotation in the audit trail."""
+"""Fields of the result of a rotation that the audit trail gets."""
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The queue's name twice, because a deleted queue cannot be brought back. Without `confirm`
-    nothing is deleted, and the answer says what would be."""
+    """A request to delete a queue. `confirm` repeats its name, because a deleted queue cannot be
+    brought back. Without `confirm` nothing is deleted, and the answer says what would be."""
 
     queue: str
     confirm: str | None
@@ -74,7 +74,8 @@ class DeleteQueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Park(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parked keys of a group. Without `decide` at most `limit` of them are listed."""
+    """A request about the parked keys of a group: to list at most `limit` of them, or with `decide`
+    to decide about some."""
 
     queue: str
     group: str
@@ -97,8 +98,9 @@ class PartitionsOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Properties of a new token. `certificate`: the name of a client certificate that is used
-    instead of a token; `limits`: bounds of what its holder may do (gateway.limits.spec)."""
+    """Properties of a new token. `lasts_s`: seconds until it expires; None: never. `certificate`:
+    the name of a client certificate that is used instead of a token; `limits`: bounds of what its
+    holder may do (gateway.limits.spec)."""
 
     name: str
     tenant: str = "default"
@@ -130,7 +132,7 @@ _ROTATE: Final = msgspec.json.Decoder(RotateMasterKey)
 
 
 class AdminSocket:
-    """The socket of a running broker."""
+    """The admin socket of a running broker, with its server."""
 
     def __init__(
         self,
@@ -159,8 +161,8 @@ class AdminSocket:
         await self._listener.start()
 
     async def stop(self) -> None:
-        """Answer the requests under way, break backups off, then remove the socket. If it was not
-        started, nothing happens."""
+        """Break backups off, wait at most a second for the requests under way, then remove the
+        socket. If the socket was not started, nothing happens."""
         for backup in list(self._backups):
             backup.break_off()
         if self._listener is not None:
@@ -279,7 +281,7 @@ def _bind(data_dir: Path) -> socket.socket:
 
 
 def clear(data_dir: Path) -> None:
-    """Remove the socket, and its temporary folder if it has one."""
+    """Remove the admin socket of this data folder, and its temporary folder if it has one."""
     path = socket_path(data_dir)
     path.unlink(missing_ok=True)
     (data_dir / POINTER_NAME).unlink(missing_ok=True)
@@ -321,7 +323,8 @@ class _Backup:
         return self._task.result()
 
     async def response(self) -> Response:
-        """Return the response. An immediate refusal is a problem document, as everywhere."""
+        """Return the response, which goes on with lines until the backup ends. Raises the error if
+        the backup fails within PROGRESS_S, so that the response is a problem document."""
         await asyncio.wait((self._task,), timeout=PROGRESS_S)
         if self._task.done():
             self._result()
@@ -455,7 +458,8 @@ def _token_fields(record: TokenRecord) -> dict[str, Any]:
 
 
 def draw_id() -> str:
-    """Draw a token's id. It is public, and hardly ever the same twice."""
+    """Draw a token's id of ID_LETTERS letters and digits. It is public, and hardly ever the same
+    twice."""
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LETTERS))
 
 

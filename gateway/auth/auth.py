@@ -72,9 +72,11 @@ OPERATORS: Final = Admission(OPERATOR)
 LET_IN: Final = Admission(ANYBODY, credential="anybody")
 """Admission of every client if no credentials are required."""
 REVOKED_KEPT_MAX: Final = 10_000
-"""Number of revoked tokens whose ids are remembered, since this gateway began."""
+"""Largest number of revoked tokens whose ids this gateway remembers, those that were revoked
+last."""
 _OWN_SITES: Final = (None, "same-origin", "none")
-"""Values of Sec-Fetch-Site: an older browser, our page, an address that the user typed in."""
+"""Accepted values of Sec-Fetch-Site: none (an older browser, or a program), our page, an address
+that the user typed in."""
 _TOKEN: Final = credential_of("")
 
 
@@ -121,7 +123,8 @@ class Authenticator:
         come over TLS.
 
         Raises:
-            Refused: unauthorized or origin_refused.
+            Refused: unauthorized or origin_refused; metadata_unavailable if it is not known which
+                tokens were revoked; invalid_request for several headers of one name.
         """
         presented = bearer_token(headers)
         if presented is not None and not self.is_open:
@@ -143,8 +146,11 @@ class Authenticator:
         """Authenticate a request, by its cookie if nothing else is presented. `is_read`: the
         request is a GET or HEAD, which changes nothing; a WebSocket's handshake is no such request.
 
+        Returns None if nothing that lets the client in is presented.
+
         Raises:
-            Refused: unauthorized or origin_refused.
+            Refused: as authenticate_without_cookie; origin_refused also for a cookie that a page of
+                another origin may have sent.
         """
         admission = self.authenticate_without_cookie(
             headers, wall=wall, certificate=certificate, is_tls=is_tls
@@ -166,7 +172,8 @@ class Authenticator:
         return admission
 
     def check_token(self, presented: str | None, *, wall: float) -> Admission:
-        """Return what this token gives. If no credentials are required, anything is accepted.
+        """Return the admission that this token gives. If no credentials are required, anything is
+        accepted, even None.
 
         Raises:
             Refused: unauthorized, metadata_unavailable.
@@ -198,7 +205,7 @@ class Authenticator:
         return found
 
     def check_ticket(self, ticket: str, *, now: float, wall: float) -> Admission:
-        """Use a ticket up, and return what it gives. Raises Refused(unauthorized)."""
+        """Use a ticket up, and return the admission that it gives. Raises Refused(unauthorized)."""
         admission = self.tickets.use(ticket, now=now)
         if admission is None:
             raise NotLetIn("ticket")
@@ -215,7 +222,8 @@ class Authenticator:
         return NotLetIn("cookie" if has_cookie else "none")
 
     def track(self, credential: str, what: Revocable) -> None:
-        """End this session or request when its credential is revoked."""
+        """Have `what`, a session or request of this credential, ended when the credential is
+        revoked."""
         self._live.add(credential, what)
 
     def untrack(self, credential: str, what: Revocable) -> None:
@@ -224,7 +232,8 @@ class Authenticator:
         self._live.discard(credential, what)
 
     def tracked_count(self, credential: str) -> int:
-        """Return the number of sessions and requests that would end with this credential."""
+        """Return the number of sessions and requests that would end if this credential were
+        revoked."""
         return self._live.count(credential)
 
     def on_credential_ended(self, credential: str) -> None:
@@ -232,21 +241,22 @@ class Authenticator:
         self._live.revoke(credential)
 
     def on_token_revoked(self, record: TokenRecord) -> None:
-        """Remember a revoked token, so that the audit trail can say so when it is used."""
+        """Remember a revoked token, so that the audit trail can say that it was revoked if a client
+        presents it."""
         self._revoked[record.token_id] = None
         while len(self._revoked) > REVOKED_KEPT_MAX:
             self._revoked.popitem(last=False)
 
     def check_hello(self, presented: str | None, *, now: float, wall: float) -> Admission:
-        """Return what the credential of a `hello`, a token or a ticket, gives. Raises like
-        check_token."""
+        """Return the admission that the credential of a `hello`, a token or a ticket, gives. Raises
+        like check_token."""
         if presented is not None and is_ticket(presented) and not self.is_open:
             return self.check_ticket(presented, now=now, wall=wall)
         return self.check_token(presented, wall=wall)
 
     def is_live(self, credential: str) -> bool:
-        """Whether sessions of this credential may go on, because it has not been revoked. The end
-        of its time is in the admission, and not judged here."""
+        """Whether sessions of this credential may go on, because it is known that it was not
+        revoked. The end of its time is in the admission, and not judged here."""
         if credential.startswith(_TOKEN):
             tokens = self._tokens
             if tokens is None or not tokens.is_known:
@@ -259,7 +269,7 @@ class Authenticator:
         return self._jwts is not None and self._jwts.trusts(credential)
 
     def add_ticket(self, ticket: str, admission: Admission, *, now: float) -> None:
-        """Let a ticket give this admission, once. Raises like `Tickets.add`."""
+        """Let a new ticket give this admission, once. Raises like `Tickets.add`."""
         self.tickets.add(ticket, admission, now=now)
 
     @property
@@ -268,7 +278,8 @@ class Authenticator:
         return self.cookies.name
 
     def cookie_for(self, admission: Admission, lasts_s: float = ACCESS_S, *, wall: float) -> str:
-        """Make the value of a cookie that gives this admission."""
+        """Make the value of a cookie that gives this admission for `lasts_s`, at most ACCESS_S.
+        Raises like `Cookies.make`."""
         return self.cookies.make(self._pass_of(admission), lasts_s, wall=wall)
 
     def _pass_of(self, admission: Admission) -> Pass:
@@ -294,9 +305,9 @@ class Authenticator:
     def _by_certificate(
         self, headers: Mapping[str, str], certificate: str | None, wall: float
     ) -> Admission | None:
-        """Return what a client certificate gives, if anything. A browser may present one for any
-        page. An Origin has been judged before. Without one, Sec-Fetch-Site shows a page of another
-        site."""
+        """Return the admission that a client certificate gives; None: none. A browser may present
+        its certificate for any page. If the request has an Origin, that was judged before. If not,
+        Sec-Fetch-Site shows a page of another site, and nothing is given."""
         if certificate is None or self._tokens is None:
             return None
         if _one(headers, "origin") is None and _one(headers, "sec-fetch-site") not in _OWN_SITES:
@@ -371,8 +382,8 @@ def bearer_token(headers: Mapping[str, str]) -> str | None:
 
 
 def _one(headers: Mapping[str, str], name: str) -> str | None:
-    """Return a header's value. Several headers of the name are refused, because they come from a
-    smuggling attempt or a broken proxy."""
+    """Return a header's value; None: it is absent. Several headers of the name are refused, because
+    they come from a smuggling attempt or a broken proxy."""
     try:
         return headers.get(name)
     except LookupError:  # websockets' MultipleValuesError

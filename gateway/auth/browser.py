@@ -66,12 +66,12 @@ class Tickets:
         return len(self._waiting)
 
     def add(self, ticket: str, admission: Admission, *, now: float) -> None:
-        """Let a ticket be used once within TICKET_S. Its user may stay until the admission of its
-        maker ends.
+        """Let a ticket be used once within TICKET_S. The admission that it gives ends when this
+        `admission`, for which it is made, would end.
 
         Raises:
-            Refused: too_many, if no more may wait, or more of this principal wait than there is
-                room left. So no principal can use up the tickets of the others.
+            Refused: too_many, if TICKETS_MAX wait, or at least as many of this principal as there
+                is room left for. So no principal can use up the tickets of the others.
         """
         self._expire(now)
         room = limits.TICKETS_MAX - len(self._waiting)
@@ -87,7 +87,8 @@ class Tickets:
         self._waiting[_digest(ticket)] = (now + TICKET_S, now + admission.lasts_s, admission)
 
     def use(self, ticket: str, *, now: float) -> Admission | None:
-        """Use a ticket up, and return what it gives. None: it is wrong, used, or too old."""
+        """Use a ticket up, and return the admission that it gives. None: it is wrong, used, or too
+        old, or the admission for which it was made has ended."""
         self._expire(now)
         found = self._waiting.pop(_digest(ticket), None)
         if found is None or found[1] <= now:
@@ -102,12 +103,13 @@ class Tickets:
             del self._waiting[digest]
 
     def check(self) -> None:
-        """Assert what always holds (P9)."""
+        """Assert that at most TICKETS_MAX tickets wait (P9)."""
         assert len(self._waiting) <= limits.TICKETS_MAX, "P9"
 
 
 class Cookies:
-    """Cookies, each made for another credential. `wall`: unix seconds."""
+    """Maker and verifier of cookies. A cookie is made for a credential that a client has presented.
+    `wall`: unix seconds."""
 
     __slots__ = ("_key", "name")
 

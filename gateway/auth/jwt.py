@@ -67,7 +67,8 @@ private part or a certificate, are ignored."""
 
 
 LEEWAY_S: Final = 10.0
-"""Seconds by which the issuer's clock may be ahead of ours."""
+"""Seconds before its `nbf` from which on a token is good, because the issuer's clock may be ahead
+of ours."""
 SUBJECT_CHARS_MAX: Final = 256
 _FORM: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
@@ -90,10 +91,11 @@ _WHY: Final[Mapping[type[Exception], str]] = {
 FILE_EVERY_S: Final = 1.0
 UNKNOWN_EVERY_S: Final = 10.0
 FETCH_S: Final = 5.0
-"""Longest time of one reading, and of each wait within it."""
+"""Longest time in seconds of one reading of the keys from an address, and of each wait within
+it."""
 STALE_S: Final = 86_400.0
-"""Time for which keys count that cannot be read any more. It is bounded, because an attacker that
-keeps us from the address must not keep alive a key that its owner has withdrawn."""
+"""Seconds for which keys count after they could be read last. An attacker that keeps us from the
+address must not keep alive a key that its owner has withdrawn."""
 HTTPS: Final = "https://"
 logger = logging.getLogger("tocsin.auth")
 
@@ -118,7 +120,7 @@ class JwtKey(NamedTuple):
 
 
 class JwtKeys(NamedTuple):
-    """Keys that count, by `kid`; None: a key without a `kid`."""
+    """The keys that count, by `kid`; under None the key without a `kid`."""
 
     by_kid: Mapping[str | None, JwtKey]
     skipped: tuple[str, ...] = ()
@@ -223,12 +225,12 @@ class JwtTerms(NamedTuple):
     """Claims that a token must have, and those from which its rights are read."""
 
     audience: str
-    """Value that must be in `aud`, so that the token is meant for this broker."""
+    """Value that must be in the claim `aud`, by which a token is meant for this broker."""
     issuer: str | None = None
     templates: tuple[str, ...] = ()
     """Rights of every holder, as metadata.rights.fill_in takes them."""
     rights_claim: str = "tocsin_rights"
-    """Name of the claim with a list of further rights."""
+    """Name of the claim with a list of further rights, which a token need not have."""
     tenant_claim: str = "tocsin_tenant"
 
 
@@ -305,7 +307,7 @@ class JwtVerifier:
         return before - self._credentials
 
     def trusts(self, credential: str) -> bool:
-        """Whether the key behind this credential counts."""
+        """Whether the key that has this name as a credential counts."""
         return credential in self._credentials
 
     def admission_of(self, text: str, *, wall: float) -> Admission | None:
@@ -314,8 +316,8 @@ class JwtVerifier:
         return None if isinstance(found, str) else found
 
     def verify(self, text: str, *, wall: float) -> Admission | str:
-        """Return what a token gives at `wall` (unix seconds), or the word for the reason why it
-        gives nothing."""
+        """Return the admission that a token gives at `wall` (unix seconds), or a word for the
+        reason why it gives none."""
         digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
         kept = self._kept.get(digest)
         if kept is not None:
@@ -439,8 +441,8 @@ def _time(claims: Mapping[str, Any], name: str, absent: float | None = None) -> 
 
 
 class JwksSource:
-    """Read `location`, a path or an https address, repeatedly. `changed` gets the keys whenever
-    they have changed."""
+    """Read `location`, a path or an https address, repeatedly. `changed` is called with the keys
+    whenever they have changed, and with NO_KEYS if they could not be read for STALE_S."""
 
     def __init__(
         self,
@@ -481,7 +483,8 @@ class JwksSource:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="tocsin-jwks")
 
     def want(self) -> None:
-        """Read soon, because a token names an unknown key. Never waits."""
+        """Have an address read soon, but not within UNKNOWN_EVERY_S of the last reading, because a
+        token names an unknown key. Never waits."""
         self._wanted.set()
 
     async def stop(self) -> None:

@@ -25,7 +25,7 @@ class LiveCredentials:
         self._ending: set[asyncio.Task[None]] = set()
 
     def add(self, credential: str, what: Revocable) -> None:
-        """End `what` when this credential is revoked."""
+        """Have `what` ended when this credential is revoked."""
         self._by_credential.setdefault(credential, set()).add(what)
 
     def discard(self, credential: str, what: Revocable) -> None:
@@ -37,7 +37,7 @@ class LiveCredentials:
                 del self._by_credential[credential]
 
     def count(self, credential: str) -> int:
-        """Return the number of entries of this credential."""
+        """Return the number of sessions and requests of this credential."""
         return len(self._by_credential.get(credential, ()))
 
     # enforces: P11

@@ -17,7 +17,7 @@ _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PORTS: Final = {"http": 80, "https": 443}
 PORT_MAX: Final = 65535
 SHOWN_CHARS_MAX: Final = 100
-"""Number of characters of a header that an error repeats."""
+"""Largest number of characters of a header that an error repeats."""
 
 
 class WebOrigin(NamedTuple):
@@ -28,7 +28,7 @@ class WebOrigin(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        """Write it as a browser does."""
+        """The origin as a browser writes it."""
         port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{self.host}{port}"
 
@@ -76,8 +76,8 @@ def _written_by_browsers(host: str) -> str:
 
 
 def split_host(host: str | None) -> tuple[str, int | None] | None:
-    """Return name and port of a Host header; None if it is no valid one. The port is None if it is
-    not written."""
+    """Return name (lower case) and port of a Host header; None if it is no valid one. The port is
+    None if it is not written."""
     match = _HOST.fullmatch(host) if host is not None else None
     if match is None:
         return None

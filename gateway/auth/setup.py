@@ -15,7 +15,7 @@ class JwtIssuer(NamedTuple):
     """An issuer whose JWTs are good here, and the claims that they must have."""
 
     keys: str
-    """A path or an https address."""
+    """Place at which the issuer's keys are read: a path or an https address."""
     algorithms: tuple[str, ...]
     refresh_s: float
     """Seconds after which the keys at an https address are read again."""
@@ -60,7 +60,7 @@ class Credentials:
 
     @property
     def hit_rates(self) -> dict[str, HitRateSource]:
-        """Hit rates of identities and rights that are remembered, by name."""
+        """Hit rates of JWTs and rights that are remembered, by name."""
         of_jwts = self.jwts.hit_rates if self.jwts is not None else {}
         return {"rights_of_tokens": FunctionHitRate(rights_of), **of_jwts}
 
@@ -70,7 +70,7 @@ class Credentials:
                 self.auth.on_credential_ended(credential)
 
     async def start(self) -> None:
-        """Read the keys, and keep them fresh.
+        """Read the issuer's keys, and keep them fresh. Without an issuer nothing happens.
 
         Raises:
             KeysError: the file has no key that counts, or cannot be read.

@@ -22,7 +22,8 @@ FAILURES: Final = frozenset({"metadata_unavailable", "storage_unavailable", "unk
 
 
 class Late(Unavailable):
-    """No answer within the deadline. `outcome` is that of the call, which goes on."""
+    """Error: no answer came within the deadline. The call goes on, and `outcome` will have its
+    result."""
 
     def __init__(self, detail: str, outcome: "asyncio.Future[Any]") -> None:
         super().__init__("metadata_unavailable", detail, limits.BREAKER_OPEN_S)
@@ -30,7 +31,8 @@ class Late(Unavailable):
 
 
 class GuardedCalls:
-    """Guarded calls to one service. Everything happens on one event loop."""
+    """Calls to one service, with deadlines, a bound on the calls under way, and a breaker.
+    Everything happens on one event loop."""
 
     def __init__(self, name: str) -> None:
         """Begin without a call. `name`: the service, as error texts and the log name it."""
@@ -41,7 +43,7 @@ class GuardedCalls:
             trial_s=limits.METADATA_DEADLINE_S + 1,
         )
         self._timely: Counter[str] = Counter()
-        """Number of calls under way within their deadline, by kind."""
+        """Kind → number of calls under way that are still within their deadline."""
         self._under_way: set[asyncio.Task[Any]] = set()
         self._late = 0
         self._shared: dict[Hashable, asyncio.Task[Any]] = {}
@@ -54,7 +56,7 @@ class GuardedCalls:
         begin: Callable[[], Coroutine[Any, Any, ResultT]],
         deadline_s: float,
     ) -> ResultT:
-        """Make one call that changes something, and return its answer.
+        """Make one call, which may change something, and return its answer.
 
         Raises:
             Late: no answer came within `deadline_s` seconds; the call goes on.
@@ -74,8 +76,8 @@ class GuardedCalls:
         is_change: bool,
     ) -> tuple[ResultT, bool]:
         """Make a call, or wait for an equal one that is under way. Returns (the answer, whether the
-        call was made for this caller). A call that changes nothing is cancelled at its deadline.
-        Raises like `run`."""
+        call was made for this caller). Raises like `run`. Unless `is_change`, the call is cancelled
+        at its deadline, and then Unavailable is raised instead of Late."""
         task = self._shared.get((kind, question))
         if task is not None and not task.cancelling():
             self.counts["shared"] += 1
@@ -193,12 +195,12 @@ class GuardedCalls:
                 logger.info("%s answers again", self._name)
 
     async def finish(self, seconds: float) -> None:
-        """Wait for the calls under way, at most this many seconds."""
+        """Wait until the calls under way have ended, at most this many seconds."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=seconds)
 
     def facts(self) -> dict[str, object]:
-        """Return counts and state, for operators."""
+        """Return counts of calls and the state of the breaker, for operators."""
         now = asyncio.get_running_loop().time()
         return {
             "breaker": self._breaker.state(now=now),

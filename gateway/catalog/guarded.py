@@ -46,8 +46,8 @@ from push.errors import Refused, TocsinError, Unavailable
 
 logger = logging.getLogger("tocsin.metadata")
 GROUPS_KNOWN_MAX: Final = 200_000
-"""Number of groups that are remembered, twice as many as there may be queues. Beyond it, groups
-whose look-up is longest ago are forgotten."""
+"""Largest number of groups that are remembered, twice as many as there may be queues. Beyond it,
+groups whose look-up is longest ago are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,10 @@ class Guards:
 
 
 class GuardedMemberships:
-    """Rows of groups' members, which one gateway may change alone, and several may not (R14).
-    `oddities`: the counts to which lies are added."""
+    """Rows of groups' members. If this is the only gateway on the catalog, it changes a row even
+    while the metadata does not answer, and writes the row later. If the catalog is shared, no row
+    changes without the metadata (R14). `oddities`: counts; an answer with the row of another group
+    is added to its `lies`."""
 
     def __init__(self, inner: Metadata, guards: Guards, oddities: Oddities) -> None:
         self._inner = inner
@@ -72,9 +74,10 @@ class GuardedMemberships:
         self._glances, self._beats = guards.glances, guards.beats
         self._oddities = oddities
         self._rows: dict[str, Membership] = {}
-        """Newest row of each group that this gateway has read."""
+        """Group → the newest row that this gateway has read or written; empty if the catalog is
+        shared."""
         self._ahead: dict[str, None] = {}
-        """Groups whose row the metadata has not taken yet."""
+        """Groups whose row in `_rows` the metadata has not taken yet."""
         self._deleting: set[str] = set()
         """Groups that are being deleted unless their row changes. A change of such a row holds only
         if the metadata has taken it."""
@@ -158,9 +161,10 @@ class GuardedMemberships:
         return row
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
-        """Change a row. If the metadata does not answer and this gateway is the only one, the new
-        row holds here and is written later. With several gateways the call raises, and the row may
-        or may not have been changed."""
+        """Change a row, like `Metadata.change_membership`. If the metadata does not answer and this
+        gateway is the only one, a new row in place of one that is known here is in effect, and is
+        written later. With several gateways the call raises, and the row may or may not have been
+        changed."""
         if self._is_shared:
             return await self._write_membership(new, expected_generation)
         known = self._rows.get(new.group_id)
@@ -292,7 +296,8 @@ class GuardedTokens:
 
 
 class GuardedMetadata:
-    """`metadata.port.Metadata` around another one."""
+    """`metadata.port.Metadata` around another one, which may be slow or away. Known names are
+    answered from memory, and changes within METADATA_DEADLINE_S or not at all."""
 
     def __init__(self, inner: Metadata) -> None:
         self.inner = inner
@@ -308,8 +313,8 @@ class GuardedMetadata:
         self.tokens: Tokens = GuardedTokens(inner, self._calls)
         refresh = self._refresh_data_keys if inner.data_keys.refresh is not None else None
         self.data_keys = DataKeys(inner.data_keys.all(), self._put_data_keys, refresh)
-        """Data keys that are known to be durable. If the answer about a new one came late, its
-        maker puts it again."""
+        """Data keys that are known to be durable. If the answer about a new key came late, the key
+        is not among them until its maker puts it again."""
         inner.data_keys.on_learned(self.data_keys.learn)
         self._queues: Lookups[tuple[str, str], Queue] = Lookups(
             "queue_not_found", known_max=limits.QUEUES_MAX
@@ -330,14 +335,15 @@ class GuardedMetadata:
 
     @property
     def hit_rates(self) -> dict[str, HitRate]:
-        """Hit rates of the look-ups, by kind."""
+        """Hit rates of look-ups by name: kind ("queues", "groups") → rate."""
         return {"queues": self._queues.hit_rate, "groups": self._groups.hit_rate}
 
     # --- Looking up ------------------------------------------------------------------------------
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
-        """Find a queue, like `Metadata.find_queue`. Also raises Refused(metadata_unavailable), if
-        it is not known here and the metadata does not answer."""
+        """Find a queue, like `Metadata.find_queue`. If the metadata does not answer, an answer of
+        the last METADATA_STALE_S is returned, or the error is raised, such as
+        Refused(metadata_unavailable)."""
         tenant, queues = principal.tenant, self._queues
         fresh = queues.fresh.get((tenant, name))
         if fresh is not None:
@@ -391,7 +397,8 @@ class GuardedMetadata:
         return self.inner.mark(name)
 
     def on_queue_changed(self, listener: QueueListener) -> None:
-        """Call this listener at each change, after the names that are known here are updated."""
+        """Call this listener at each change, like `Metadata.on_queue_changed`, after the names that
+        are known here are updated."""
         self.inner.on_queue_changed(listener)
 
     def _on_queue_changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
@@ -560,7 +567,8 @@ class GuardedMetadata:
         }
 
     async def close(self) -> None:
-        """Wait for the calls under way, for METADATA_DEADLINE_S at most, and close."""
+        """Wait for the calls under way, for METADATA_DEADLINE_S at most; then close the metadata,
+        for METADATA_DEADLINE_S at most."""
         self._memberships.close()
         self._queues.close()
         self._groups.close()

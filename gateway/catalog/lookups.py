@@ -30,15 +30,16 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(slots=True)
 class Oddities:
-    """Counts of look-ups that were no plain hit or miss, since this gateway began."""
+    """Counts of answers that were no plain hit or miss, since this gateway began."""
 
     unknown_hits: int = 0
-    """Number of refusals from memory, because the name was unknown a moment ago. They count as hits
+    """Number of refusals from memory, because the name was refused a moment ago. They count as hits
     too."""
     stale: int = 0
     """Number of old answers that were used because the catalog did not answer."""
     lies: int = 0
-    """Number of answers to another question, which were not used."""
+    """Number of answers of the metadata about something else than was requested, which were not
+    used."""
 
 
 @dataclass(slots=True)
@@ -48,20 +49,22 @@ class _Known(Generic[ValueT]):
 
 
 class Lookups(Generic[KeyT, ValueT]):
-    """Names of one kind. Times are those of the loop's clock."""
+    """Answers of the catalog about names of one kind, queues or groups: each for a moment, and
+    longer while the catalog does not answer. Times are those of the loop's clock."""
 
     def __init__(self, unknown: str, *, known_max: int) -> None:
-        """Begin without names. `unknown`: the code with which an unknown name is refused."""
+        """Begin without names. `unknown`: the code with which the catalog refuses an unknown name.
+        `known_max`: the largest number of names that are remembered."""
         self._unknown = unknown
         self._known_max = known_max
         self.fresh: dict[KeyT, ValueT] = {}
-        """Answers of the last METADATA_FRESH_S. A caller that finds its answer here counts a hit. A
-        timer clears the whole map, so that a look-up need not compare times, because it is on the
-        path of every publish."""
+        """Name → answer, for answers of the last METADATA_FRESH_S. A caller looks here first,
+        before `find`, and counts a hit if it finds its answer. A timer clears the whole map, so
+        that a look-up need not compare times, because it is on the path of every publish."""
         self._clearing: asyncio.TimerHandle | None = None
         self._known: dict[KeyT, _Known[ValueT]] = {}
         self._missing: dict[KeyT, tuple[float, str, str]] = {}
-        """End, code and detail of each refusal."""
+        """Name → (time until which it is refused from memory, code, detail)."""
         self.hit_rate = HitRate()
         self.oddities = Oddities()
 
@@ -138,7 +141,8 @@ class Lookups(Generic[KeyT, ValueT]):
             self._clearing.cancel()
 
     def drop(self, key: KeyT) -> None:
-        """Forget a name that no longer exists. If it is not known, nothing happens."""
+        """Forget the answer about a name that no longer exists. If there is none, nothing
+        happens."""
         self._known.pop(key, None)
         self.fresh.pop(key, None)
 

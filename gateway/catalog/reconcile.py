@@ -43,27 +43,27 @@ logger = logging.getLogger("tocsin.agreement")
 changes_logger = logging.getLogger("tocsin.changes")
 EVERY_S: Final = 1.0
 DUE_S: Final = 5.0
-"""Time that the maker of a change has for its second half."""
+"""Seconds that the maker of a change has for its second half, the storage's."""
 BATCH_MAX: Final = 1000
-"""Number of queues, groups or drops that are done at a time."""
+"""Largest number of queues, groups or drops that are done at the same time."""
 LATER: Final = frozenset({"storage_unavailable", "storage_full", "unknown"})
-"""Codes of failures that may go well in the next round."""
+"""Codes of errors after which, at the start, a place is left for a later round (`may_wait`)."""
 GONE: Final = ("queue_not_found", "group_not_found")
-"""Codes of errors when a queue or group was dropped before the storage has made it."""
+"""Codes of the storage's errors for a queue or group that was dropped before it could be made."""
 UNSEEN: Final = (
     "the storage does not have it, because it is being made or was just deleted: try again"
 )
-"""Detail of a refusal for a caller that has just found a queue or group in the catalog."""
+"""Detail of the refusal if the storage lacks a queue or group that the catalog has."""
 RETRY_S: Final = 2.0
-"""Time for which a change of the storage is tried again, when the catalog already has the change of
-a queue or group and the storage is away."""
+"""Seconds for which a change of the storage is tried again, when the catalog already has the change
+of a queue or group and the storage is away."""
 RETRY_BASE_S: Final = 0.05
-"""Pause before the second try; each further one is twice as long."""
+"""Seconds before the second try; each further pause is twice as long."""
 RETRIED: Final = frozenset({"storage_unavailable", "unknown"})
-"""Codes of failures that may go well a moment later."""
+"""Codes of the storage's errors after which a change is tried again within RETRY_S."""
 T = TypeVar("T")
 Place = tuple[str, str | None]
-"""(queue id, group id); None: the queue itself."""
+"""(queue id, group id) of a group; (queue id, None) of a queue."""
 
 
 async def starts_of(storage: Storage, queue: Queue, start: GroupStart) -> Sequence[Start]:
@@ -81,7 +81,8 @@ async def starts_of(storage: Storage, queue: Queue, start: GroupStart) -> Sequen
 
 
 class Changes:
-    """Changes of queues and groups through this gateway."""
+    """Creation and deletion of queues and groups, by this gateway, in the catalog and then in the
+    storage."""
 
     def __init__(self, metadata: Metadata, storage: Storage) -> None:
         self._metadata = metadata
@@ -136,7 +137,8 @@ class Changes:
         settings: QueueSettings,
         named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """Create a queue (True), or find it as it is (False). Raises like Metadata.put_queue."""
+        """Create a queue (True), or find it as it is (False). Raises like Metadata.put_queue, and
+        the errors of the storage."""
 
         async def make(made: tuple[Queue, bool]) -> None:
             queue, _ = made
@@ -147,7 +149,8 @@ class Changes:
         )
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
-        """Delete a queue with its messages and groups."""
+        """Delete a queue with its messages and groups. Raises like Metadata.delete_queue, and the
+        errors of the storage."""
 
         async def drop(queue: Queue) -> None:
             await self._storage.drop_queue(queue.queue_id)
@@ -167,7 +170,7 @@ class Changes:
         named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
         """Create a group (True), durably with all its cursors (R11), or find it as it is (False).
-        Raises like Metadata.put_group."""
+        Raises like Metadata.put_group, and the errors of the storage."""
         asked = settings.start if start is None else start
         starts = await starts_of(self._storage, queue, asked)
 
@@ -194,8 +197,8 @@ class Changes:
         await self._change_both(self._metadata.delete_group(principal, queue, name, row=row), drop)
 
     async def _forget(self, queue_id: str, group_id: str | None) -> None:
-        """Remove a queue or group that both have dropped from the catalog's list. If the catalog
-        does not answer, the `Reconciler` does it later."""
+        """Remove a queue or group that catalog and storage have dropped from the catalog's list of
+        dropped ones. If the catalog does not answer, the `Reconciler` does it later."""
         try:
             await self._metadata.forget(queue_id, group_id)
         except TocsinError as error:
@@ -227,7 +230,8 @@ async def _retry(storage: Callable[[T], Awaitable[None]], changed: T) -> None:
 
 
 class Reconciler:
-    """Complete half-done changes, for a gateway."""
+    """The completion of half-done changes at a gateway. It makes in the storage what the catalog
+    has, and drops what the catalog has dropped."""
 
     def __init__(self, metadata: Metadata, storage: Storage, *, may_wait: bool = False) -> None:
         """Begin with nothing to do. `may_wait`: a storage cluster may be away at the start, and
@@ -236,9 +240,11 @@ class Reconciler:
         self._metadata = metadata
         self._storage = storage
         self._due: dict[Place, float] = {}
-        """Time from which on each place is to be made, in seconds of the loop's clock."""
+        """Queue or group → the time from which on it is to be made, in seconds of the loop's
+        clock."""
         self._dropped: dict[Place, float] = {}
-        """Time from which on each place that the catalog has dropped is to be dropped."""
+        """Queue or group that the catalog has dropped → the time from which on the storage is to
+        drop it."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def on_change(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
@@ -248,8 +254,9 @@ class Reconciler:
             self._due[place] = asyncio.get_running_loop().time() + DUE_S
 
     def is_unmade(self, queue: Queue) -> bool:
-        """Whether the catalog has this queue, which the storage does not have. If so, its maker was
-        cut off between the halves, and it is made in the next round. False: it was deleted."""
+        """Whether the catalog still has this queue, which the storage does not have. If so, its
+        maker was cut off between the halves, and the queue is made in the next round. False: the
+        queue was deleted."""
         is_there = self._metadata.queue_by_id(queue.queue_id) is not None
         if is_there:
             self._due[queue.queue_id, None] = asyncio.get_running_loop().time()
@@ -259,7 +266,8 @@ class Reconciler:
         """Complete all unfinished changes, then go on in the background.
 
         Raises:
-            TocsinError: the error of the storage or the catalog, if it may not wait.
+            TocsinError: the error of the storage or the catalog; with `may_wait` not if its code is
+                in LATER.
         """
         for place in self._metadata.dropped():
             await self._do_now(place, self._drop(place), self._dropped)
@@ -316,7 +324,7 @@ class Reconciler:
     async def _do_due(
         self, due: dict[Place, float], act: Callable[[Place], Awaitable[None]], now: float
     ) -> None:
-        """Do the acts that are due. One that fails is due again after DUE_S."""
+        """Do the acts that are due. An act that fails is due again DUE_S later."""
         errors: list[TocsinError] = []
 
         async def one(place: Place) -> None:
@@ -371,7 +379,8 @@ class Reconciler:
 
 
 async def _unless_gone(making: Awaitable[None]) -> None:
-    """Await the making. If the place was dropped since the catalog was read, nothing happens."""
+    """Await the making of a queue or group. If it was dropped since the catalog was read, nothing
+    happens."""
     try:
         await making
     except TocsinError as error:

@@ -32,7 +32,8 @@ PLAIN_EVERY_S: Final = 5.0
 
 
 class _Progress:
-    """Progress on stderr: a live line on a terminal, else a plain line now and then."""
+    """Progress of a command on stderr: on a terminal a line that is rewritten, otherwise a plain
+    line every PLAIN_EVERY_S."""
 
     def __init__(self) -> None:
         self._is_live = sys.stderr.isatty()
@@ -53,7 +54,7 @@ class _Progress:
             click.echo(line, err=True)
 
     def close(self) -> None:
-        """Wipe the live line."""
+        """Wipe the line of progress from a terminal."""
         if self._width:
             click.echo("\r" + " " * self._width + "\r", err=True, nl=False)
 
@@ -178,8 +179,8 @@ def restore(folder: Path, data_dir: str | None, as_json: bool) -> None:
 
 
 def note_restore(data_dir: Path, backup: Path, incarnation: str) -> None:
-    """Write the first line of the new folder's audit trail. If it cannot be written, only a warning
-    is shown, because the folder is restored."""
+    """Note the restore in the first line of the new data folder's audit trail. If it cannot be
+    written, only a warning is shown, because the folder is restored."""
     wall = time.time()
     entry = AuditEntry(
         unix_ms=int(wall * 1000),

@@ -57,8 +57,8 @@ def since_unix_ms(text: str | None, *, wall: float) -> int:
 
 
 def _minute(unix_ms: int) -> str:
-    """Return a minute in UTC, for people and machines. In local time, two minutes of a clock that
-    is put back would become one."""
+    """Return the minute that begins at this time as a text in UTC. In local time, two minutes of a
+    clock that is put back would become one."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -66,7 +66,8 @@ def _minute(unix_ms: int) -> str:
 
 
 def read_usage(data_dir: Path, since: int) -> Iterable[UsageLine]:
-    """Yield the lines from a time on. Lines that are torn, or of a later version, are skipped."""
+    """Yield the lines of the usage files in a data folder whose minute begins at `since` (unix
+    milliseconds) or later. Lines that cannot be decoded, such as torn ones, are skipped."""
     for path in files_of(data_dir / FOLDER, NAME):
         for line in lines_of(path):
             try:
@@ -213,7 +214,7 @@ def audit(context: click.Context, since: str | None, data_dir: str | None, as_js
 
 
 def shown_act(fields: dict[str, Any]) -> str:
-    """Return a line of the trail, for people."""
+    """Return a line of the audit trail as text for people."""
     who = fields.get("principal") or "somebody"
     if fields.get("tenant", "default") != "default":
         who += f" of {fields['tenant']}"

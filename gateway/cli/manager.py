@@ -29,7 +29,7 @@ from storage.redis import target as redis_target
 from storage.redis.target import Target
 
 OLD_S = 10.0
-"""Age from which on a report is outdated."""
+"""Seconds after which `lines_of` says how old a manager's report is."""
 
 
 @click.group("manager")
@@ -38,7 +38,8 @@ def manager_group() -> None:
 
 
 def clusters_of(storage: str | None) -> list[tuple[str, Target]]:
-    """Return (name, target) of each cluster in the setting. A wrong setting ends the command."""
+    """Return (name, target) of each storage cluster. `storage`: the value of --storage; None: the
+    environment's. A wrong setting, or a store in a data folder, ends the command."""
     text = settings_of(("TOCSIN_STORAGE",), {"storage": storage}).storage
     if text == SQLITE:
         raise click.UsageError(
@@ -165,7 +166,8 @@ def serve(
 
 
 def _scrape_settings(host: str, port: int | None) -> manager.Scraped | None:
-    """Return where metrics are served; None: nowhere. A missing token ends the command."""
+    """Return where metrics are served; None: nowhere. A missing token ends the command, unless only
+    this machine reaches the host."""
     if port is None:
         return None
     token = os.environ.get("TOCSIN_METRICS_TOKEN") or None
@@ -205,8 +207,8 @@ def clusters_command(storage: str | None, as_json: bool) -> None:
 
 
 async def _read_reports(clusters: Sequence[tuple[str, Target]]) -> tuple[str, list[ClusterTold]]:
-    """Return (the manager that leads, its reports). Raises Refused if the database does not
-    answer."""
+    """Return (the name of the manager that leads, or "" if none does; the last report about each
+    cluster). Raises Refused if the database does not answer."""
     shard = await manager.database_of(clusters[0][1])
     try:
         said = await RedisLeaderRow(shard).reports()

@@ -32,14 +32,15 @@ def settings_of(variables: Collection[str], flags: Mapping[str, str | None]) -> 
 
 
 def data_dir_of(text: str | None) -> Path:
-    """Return the data folder of the flag, else of the environment."""
+    """Return the data folder. `text`: the value of --data-dir; None: the folder of the environment,
+    else the default one."""
     return settings_of(("TOCSIN_DATA_DIR", "XDG_DATA_HOME"), {"data_dir": text}).data_dir
 
 
 def broker_of(text: str | None) -> Path:
-    """Return the data folder of the broker in the flag, else in the environment, and name the
-    broker on stderr. If there is no flag, and TOCSIN_URL or `tocsin --url` names another broker,
-    the command ends, because a queue that is deleted at the wrong broker is lost."""
+    """Return the data folder, as `data_dir_of` does, and name the broker that runs on it on stderr.
+    If none runs, the command ends. It also ends if there is no flag, and TOCSIN_URL or `tocsin
+    --url` names another broker, because a queue that is deleted at the wrong broker is lost."""
     path = data_dir_of(text)
     wanted = _wanted_url()
     try:
@@ -129,14 +130,16 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="Write
 
 
 def say(line: str) -> None:
-    """Write the first line of a server. If its output is closed or full, it goes on without."""
+    """Write the line that says where a started server listens. If stdout is closed or full, nothing
+    is raised, because the server goes on without that line."""
     with contextlib.suppress(OSError, OutputFailed):
         click.echo(line)
 
 
 @contextlib.contextmanager
 def admin_errors() -> Iterator[None]:
-    """End the command with a sentence if no broker runs, or if it refuses a request inside."""
+    """End the command with a sentence if, inside the block, no broker answers on the admin socket
+    or the broker refuses a request."""
     try:
         yield
     except (admin_client.AdminError, Refused) as error:

@@ -26,7 +26,8 @@ from storage.redis.target import Target
 T = TypeVar("T")
 REPLICAS_MAX: Final = 16
 ANSWERS_S: Final = 2.0
-"""Time in which a running server accepts a connection."""
+"""Seconds within which a server has to accept a connection. If it does not, it counts as switched
+off."""
 
 storage_option: Final = click.option(
     "--storage",
@@ -49,8 +50,8 @@ replicas_option: Final = click.option(
 
 
 def _targets(text: str | None, cluster: str | None) -> list[Target]:
-    """Return the storage clusters of the setting, or the one of this name; none for the embedded
-    store. A wrong setting or name ends the command."""
+    """Return the storage clusters of the setting `text`, or only the one with the name `cluster`;
+    [] for a store in a data folder. A wrong setting or name ends the command."""
     storage = settings_of(("TOCSIN_STORAGE",), {"storage": text}).storage
     if storage == SQLITE:
         return []
@@ -257,7 +258,9 @@ def set_replicas(storage: str | None, cluster: str | None, replicas: int) -> Non
 
 
 async def _set_replicas(target: Target, replicas: int) -> list[str]:
-    """Set the number of replicas, and return notes for the operator."""
+    """Set the number of replicas in every shard. Return notes for the operator, among them the
+    shards that refused the number and are unchanged. Raises TocsinError if all shards refused it,
+    or one failed for another reason."""
     notes = await _check_known_replicas(target, replicas) if target.kind == "sentinel" else []
     parts = await target.parts()
     errors: list[TocsinError] = []
@@ -306,14 +309,15 @@ def forget_server(address: str, storage: str | None, cluster: str | None) -> Non
 
 
 async def _forget(target: Target, place: str) -> bool:
-    """Forget a server. Returns False if the managers have not excluded it, or it is unknown."""
+    """Forget an excluded server in every shard of a cluster. Returns False if no shard has it among
+    its excluded servers."""
     parts = await target.parts()
     found = [await redis_provision.forget_server(part.settings, place) for part in parts]
     return any(found)
 
 
 async def _answers(host: str, port: int) -> bool:
-    """Whether a server listens there."""
+    """Whether a server accepts a connection at this host and port within ANSWERS_S."""
     try:
         async with asyncio.timeout(ANSWERS_S):
             _, writer = await asyncio.open_connection(host, port)

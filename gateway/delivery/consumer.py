@@ -2,7 +2,7 @@
 
 A client that comes back names the deliveries that it holds. `sort` divides them into those that its
 partitions know, those that may be adopted from the epoch before (R22), and those that are lost;
-`adopt_in` reads what `push.delivery.adopt` must know of the log.
+`adopt_in` adopts deliveries, after it has read what `push.delivery.adopt` must know of the log.
 """
 
 import asyncio
@@ -49,19 +49,20 @@ if TYPE_CHECKING:
 
 
 Pushes = dict[int, list[Range]]
-"""Push → ranges of offsets."""
+"""Push number → ranges of offsets of its messages."""
 Claims = dict[int, dict[int, Pushes]]
 """Partition → epoch → pushes that are held."""
 
 
 @dataclass(slots=True)
 class HeldClaims:
-    """The deliveries that a client says it holds, sorted."""
+    """The deliveries that a client says it holds, sorted by whether they are still its own."""
 
     held: dict[int, Pushes] = field(default_factory=dict)
-    """Partition → the pushes that its ledger knows, by its numbers."""
+    """Partition → the deliveries that the consumer's owned partition knows, by the numbers of its
+    ledger."""
     before: Claims = field(default_factory=dict)
-    """Deliveries that may be adopted."""
+    """Deliveries of an earlier epoch that may be adopted."""
     lost: DeliveryList = field(default_factory=list)
     """Deliveries that are not the client's any more."""
 
@@ -71,8 +72,8 @@ def sort(
     owned_partitions: Mapping[int, OwnedPartition],
     is_coming: Callable[[int], bool],
 ) -> HeldClaims:
-    """Sort a list by the consumer's owned partitions. `is_coming`: whether a partition without an
-    owned partition will have one of this consumer's."""
+    """Sort the deliveries that a client says it holds, by its consumer's owned partitions.
+    `is_coming`: called with a partition that is not among these; returns whether it will be."""
     said = HeldClaims()
     for partition, epochs in claims_of(deliveries).items():
         owned = owned_partitions.get(partition)
@@ -111,7 +112,7 @@ def offsets_in(claims: Claims) -> int:
 
 
 def listed(partition: int, epoch: int, pushes: Mapping[int, Sequence[Range]]) -> DeliveryList:
-    """Make a delivery list of pushes."""
+    """Make a delivery list of these pushes of one partition and epoch."""
     return [
         [partition, epoch, push, *(number for pair in ranges for number in pair)]
         for push, ranges in pushes.items()
@@ -134,10 +135,10 @@ async def adopt_in(
     epochs: Mapping[int, Pushes],
     room: Callable[[], int],
 ) -> DeliveryList:
-    """Adopt deliveries in partition `number`, as far as they may be adopted. `owned`: the
-    partition's; None: another consumer has it. Returns those that were not adopted. `room`: called
-    when the log was read; it returns the most messages to adopt, below 0 if the outcome no longer
-    matters."""
+    """Adopt deliveries of earlier epochs in partition `number`, as far as they may be adopted.
+    `owned`: the consumer's owned partition; None: it has none. Returns the deliveries that are not
+    the client's any more. `room`: called when the log was read; it returns the most messages to
+    adopt, below 0 if the outcome no longer matters."""
     lost: DeliveryList = []
     for epoch, pushes in epochs.items():
         gone: Mapping[int, Sequence[Range]] = pushes
@@ -218,7 +219,7 @@ class Settlement(AckWaiter):
             partition.settled(now)
 
     def answer(self) -> None:
-        """Answer the client."""
+        """Call `confirmed`, which answers the client, if there is one."""
         if self.confirmed is not None:
             self.confirmed(self)
 
@@ -230,7 +231,7 @@ class _Barrier(Settlement):
     __slots__ = ()
 
     def on_written(self, *, durable: bool) -> None:
-        """Count one partition, whichever owner it has."""
+        """Count one partition as durable, also if it has another owner by now."""
         super().on_written(durable=True)
 
 
@@ -271,26 +272,31 @@ class Consumer:
         self.opened = False
         self.left = False
         self._ended: Refused | None = None
-        """The reason why its group is deleted; None: it is not."""
+        """The reason why the broker ended the subscription, such as a deleted group; None: it did
+        not."""
         self._is_of_before = held
-        """Whether it may name deliveries of a gateway before this one."""
+        """Whether its client comes from an earlier gateway, or start of this one, so that it may
+        name deliveries from there."""
         self.stays = self._suspended = held
-        """Whether its session has no transport, or has not said yet what it holds."""
+        """`stays`: whether its client has still to say what it holds, so that its partitions stay.
+        `_suspended`: whether nothing is given, because of that or without a transport."""
         self._adopting: HeldClaims | None = None
-        """The claims that are being judged; None: none are."""
+        """The held deliveries whose adoption is under way; None: none is."""
         self._responsiveness = Responsiveness()
         self._held_late: asyncio.TimerHandle | None = None
-        """Timer that runs while it has to say what it holds, and could."""
+        """Timer from when the client could say what it holds until it has. When it ends, the
+        consumer counts as unresponsive."""
 
     @property
     def linger_s(self) -> float:
-        """Seconds for which its place waits for it; 0: not at all."""
+        """Seconds for which its place in the group waits for it when its gateway is gone; 0: not at
+        all."""
         return self._link.linger_s
 
     @property
     def owner(self) -> bytes:
-        """The name in owner tokens (R22). It is the same when its session comes back, and another
-        one for every tenant and principal."""
+        """The OWNER_BYTES that name the consumer in owner tokens (R22). They are the same when its
+        session comes back, and others for every tenant and principal."""
         who, group_id = self.principal, self._runtime.group.group_id
         parts = msgspec.json.encode([who.tenant, who.name, group_id, self._place])
         return blake2b(parts, digest_size=OWNER_BYTES, person=b"tocsin-owner").digest()
@@ -330,7 +336,8 @@ class Consumer:
         asyncio.get_running_loop().call_soon(self.open)
 
     def open(self) -> None:
-        """Let pushes come, because the session knows of the subscription."""
+        """Let pushes come, because the session knows of the subscription. A client that has still
+        to say what it holds has HELD_TIMEOUT_S for that from now on."""
         self.opened = True
         self.pump()
         if self.stays:
@@ -338,7 +345,9 @@ class Consumer:
 
     # enforces: P9
     def available(self) -> int:
-        """Number of messages it may be given now, by its credit and its room for leases (P9)."""
+        """Return the number of messages that it may be given now, by its credit and its room for
+        leases (P9). 0 while the queue is paused, the client has still to say what it holds, or its
+        transport takes nothing."""
         if not self.opened or self.left or self._suspended or not self._link.writable():
             return 0
         if self._runtime.queue.paused:
@@ -348,7 +357,7 @@ class Consumer:
 
     # enforces: P8
     def share(self) -> Share:
-        """The share of the credit, and of the room for leases, that one key may have."""
+        """Return the share of the credit, and of the room for leases, that one key may have."""
         credit, most = self._credit, limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
         of_credit = credit.available - self._reserved - kept(credit.window)
         of_room = most - self._in_flight - kept(most)
@@ -356,8 +365,9 @@ class Consumer:
 
     @property
     def blocked_by(self) -> str:
-        """The reason why `available` is 0: credit, socket (it takes nothing now), paused (the queue
-        is), or in_flight (the consumer holds as much as it may, P9)."""
+        """The reason why `available` is 0: credit, socket (its transport takes nothing, or its
+        client has still to say what it holds), paused (the queue is), or in_flight (the consumer
+        holds as much as it may, P9)."""
         if self._runtime.queue.paused:
             return "paused"
         if self._suspended or not self._link.writable():
@@ -377,18 +387,20 @@ class Consumer:
 
     @property
     def given_total(self) -> int:
-        """Number of messages that were pushed so far."""
+        """Number of messages pushed so far, without those that had not arrived when the client came
+        back."""
         return self._credit.sent
 
     def grant(self, granted_total: int) -> None:
-        """Raise the credit, which is counted absolutely (R25). Raises Refused(too_many)."""
+        """Raise the credit to `granted_total`, counted since the subscription began (R25). Raises
+        Refused(limit_reached)."""
         self._credit.grant(granted_total)
         if self._responsiveness.is_unresponsive and not self._suspended:
             self._is_back()
         self.pump()
 
     def pump(self) -> None:
-        """Let its owned partitions give at the end of this turn."""
+        """Let its owned partitions give, at the end of this turn of the loop or in the next one."""
         if not self._scheduled and not self.left:
             self._scheduled = True
             self._end_of_turn.call(self._pump)
@@ -417,18 +429,20 @@ class Consumer:
             self.pump()
 
     def reserve(self, count: int) -> object:
-        """Reserve a part of the credit, for messages that are being settled."""
+        """Reserve credit for messages that are being settled before they are pushed (R23). Returns
+        the handle for `deliver`."""
         self._reserved += count
         return self
 
     def release(self, count: int, reserved: object) -> None:
-        """Free what was reserved."""
+        """Free the credit that was reserved for messages which will not be pushed."""
         self._reserved -= count
 
     def deliver(
         self, owned: OwnedPartition, record: Record, push: Push, reserved: object = None
     ) -> bool:
-        """Push a run of messages."""
+        """Send a push to the client, against its credit or what was `reserved`. False: the consumer
+        has left, and nothing is sent."""
         count = push.count
         if reserved is not None:
             self._reserved -= count
@@ -472,9 +486,9 @@ class Consumer:
         started: DeliveryList,
         confirmed: Callable[[Settlement], None] | None,
     ) -> Settlement:
-        """Settle (R21); `confirmed` is called with the answer once it is durable. Without
-        deliveries it is called once everything is durable that was settled before in partitions
-        still its own."""
+        """Settle deliveries (R21), and mark those that have `started`. `confirmed` is called with
+        the answer once it is durable (None: no answer is needed). Without `deliveries` it is called
+        once everything is durable that was settled before in partitions still its own."""
         check_deliveries(deliveries)
         check_deliveries(started)
         settled = Settlement(confirmed)
@@ -535,7 +549,8 @@ class Consumer:
     def extend(
         self, deliveries: DeliveryList, started: DeliveryList, lease_s: float | None
     ) -> Settlement:
-        """Prolong leases to `lease_s` from now (None: the group's)."""
+        """Mark deliveries that have `started`, and prolong leases to `lease_s` seconds from now
+        (None: the group's), within `lease_total_s`."""
         check_deliveries(deliveries)
         check_deliveries(started)
         settled = Settlement()
@@ -561,7 +576,8 @@ class Consumer:
         return settled
 
     def _note_arrival(self, *named: DeliveryList) -> None:
-        """Note that everything that the client names has arrived."""
+        """Inform the session when the newest delivery was pushed that the client names, because it
+        has arrived."""
         given_at = [
             push.given_at
             for partition, epoch, number, *_ in chain(*named)
@@ -600,9 +616,9 @@ class Consumer:
         return None, 0
 
     def _was_given(self, partition: int, epoch: int) -> bool:
-        """Whether such a delivery may have been given, under an epoch that is over. A consumer that
-        was here before may name any delivery of a partition that had no owner since this gateway
-        began."""
+        """Whether a delivery of this partition and epoch may have been given, under an epoch that
+        is over. A consumer that was here before may name any delivery of a partition that had no
+        owner since this gateway began."""
         newest = self._runtime.epochs.get(partition)
         if newest is None:
             return self._is_of_before and partition in self._runtime.queue.members
@@ -657,8 +673,8 @@ class Consumer:
             self._held_late = None
 
     def deleted(self, why: Refused) -> None:
-        """End, usually because the group was deleted, and inform the session of the reason. A
-        client that is away learns it when it says what it holds."""
+        """End, usually because the group was deleted, and send the client the reason. A client that
+        is away learns it when it says what it holds."""
         self._stop_waiting()
         self.left, self._ended = True, why
         self._link.send(frames.error(why, subscription=self.subscription))
@@ -670,8 +686,8 @@ class Consumer:
         self._link.on_moved()
 
     def end(self, why: Refused) -> None:
-        """End the subscription, inform its client of the reason, and return unsettled deliveries to
-        the group.
+        """End the subscription, send its client the reason, and return unsettled deliveries to the
+        group.
 
         A subscription that has ended already stays as it is.
         """
@@ -696,9 +712,9 @@ class Consumer:
         self, received: int, deliveries: DeliveryList
     ) -> DeliveryList | Awaitable[DeliveryList]:
         """Take up what the client holds, which came back with `received` messages in all (R22,
-        R25). Messages pushed beyond that have not arrived: they go back uncounted. Deliveries of
-        the epoch before are adopted, if they may be. Returns the `deliveries` that are not its own
-        any more, at once or when that is known. Until then nothing is given.
+        R25). Deliveries in flight that it does not name have not arrived: they go back uncounted.
+        Deliveries of the epoch before are adopted, if they may be. Returns the `deliveries` that
+        are not its own any more, at once or when that is known. Until then nothing is given.
 
         Raises:
             Refused: invalid_request: more received than was sent, more held than may be, or the

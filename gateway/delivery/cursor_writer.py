@@ -24,11 +24,11 @@ from push.places import CursorPlace, Partition
 from push.storage_port import CursorWrite, Storage, Written
 
 FLUSH_AFTER_S: Final = 0.02
-"""Time in which a crash may lose acks that are not to be confirmed, so that their messages come
-again."""
+"""Seconds after which a changed cursor is flushed, if nothing waits for the write. A crash may lose
+the acks of that time that were not to be confirmed, so that their messages come again."""
 RETRY_AFTER_S: Final = 0.5
 HELD_S: Final = 0.02
-"""The longest time that writes wait for a commit."""
+"""Longest time in seconds that cursor writes wait for a commit of published records."""
 
 
 class CursorSource(Protocol):
@@ -36,24 +36,24 @@ class CursorSource(Protocol):
 
     @property
     def place(self) -> CursorPlace:
-        """The cursor's place."""
+        """The (group, partition) of the cursor."""
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
         """Return the change to write now; None: nothing, or one is under way."""
 
     def written(self, answer: Written) -> None:
-        """Note that the change is durable."""
+        """Note that the change that was taken last is durable."""
 
     def not_written(self, error: TocsinError) -> None:
-        """Keep the change, because it is not durable, or that is not known."""
+        """Keep the change that was taken last, because it is not durable, or that is not known."""
 
     def fenced(self) -> None:
         """End, because a newer owner exists."""
 
 
 class CursorWriter:
-    """Gathered cursor writes, by lane. `commits`: the commits of published records, which the
-    writes of a lane wait for; None: nothing is published here."""
+    """Writer of all cursors of this gateway, by lane. `commits`: the commits of published records,
+    which the writes of a lane wait for; None: nothing is published here."""
 
     def __init__(self, storage: Storage, commits: GroupCommit | None = None) -> None:
         self._storage = storage
@@ -62,9 +62,9 @@ class CursorWriter:
             commits.watch(self.moved)
         self._dirty: dict[CursorSource, None] = {}
         self._held: dict[int, dict[CursorSource, None]] = {}
-        """Lane → the cursors that wait for its commit."""
+        """Lane number → cursors whose writes wait for a commit of published records there."""
         self._until: dict[int, asyncio.TimerHandle] = {}
-        """Lane → the end of that wait."""
+        """Lane number → timer that ends the wait of its cursors in `_held`."""
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._flushes: set[asyncio.Task[None]] = set()
@@ -73,7 +73,8 @@ class CursorWriter:
         self._watchers: list[Callable[[Partition], None]] = []
 
     def mark(self, writer: CursorSource, *, urgent: bool = False) -> None:
-        """Write a cursor with the next flush. `urgent`: something waits for it."""
+        """Write a cursor with the next flush. `urgent`: something waits for the write, so the flush
+        is in the next turn of the loop."""
         self._dirty[writer] = None
         if urgent:
             if self._soon is None:
@@ -82,12 +83,13 @@ class CursorWriter:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_AFTER_S, self._flush)
 
     def watch(self, written: Callable[[Partition], None]) -> None:
-        """Call `written` with each partition in which something was settled, because it may have
-        room."""
+        """Call `written` with the partition of each cursor write that has become durable. If
+        messages were settled, there may be room now."""
         self._watchers.append(written)
 
     def moved(self, number: int) -> None:
-        """Hand over the writes that waited for a commit to begin or end in this lane."""
+        """Hand over to the storage the writes that wait in this lane, because a commit has begun or
+        ended there, or HELD_S are over."""
         held = self._held.pop(number, None)
         if held:
             self._until.pop(number).cancel()
@@ -110,7 +112,8 @@ class CursorWriter:
                 self._write_those(some)
 
     def _must_wait(self, number: int) -> bool:
-        """Whether a commit of published records is under way in the lane, or begins now."""
+        """Whether writes wait for the lane's next commit of published records, which is near and
+        small (GroupCommit.is_busy)."""
         return self._commits is not None and self._commits.is_busy(number)
 
     def _hold(self, number: int, writers: dict[CursorSource, None]) -> None:
@@ -122,12 +125,12 @@ class CursorWriter:
         loop.call_soon(self._look, number)
 
     def _look(self, number: int) -> None:
-        """Hand over the writes of a lane if the commit that was to begin did not."""
+        """Hand over the writes that wait in a lane, if the commit that was to begin did not."""
         if not self._must_wait(number):
             self.moved(number)
 
     def _write_those(self, writers: dict[CursorSource, None]) -> None:
-        """Hand over writes, all of one lane."""
+        """Hand over to the storage the writes of these cursors, all of one lane."""
         wall_unix_ms, loop = int(time.time() * 1000), asyncio.get_running_loop()
         taken: list[tuple[CursorSource, CursorWrite]] = []
         for writer in writers:
@@ -195,7 +198,8 @@ class CursorWriter:
             writer.written(answer)
 
     async def drain(self) -> None:
-        """Write everything that is dirty."""
+        """Write all changed cursors. Returns when no write is waiting or under way. One that fails
+        is written again later, and not waited for."""
         while self._dirty or self._held or self._flushes:
             self._flush()
             for number in list(self._held):

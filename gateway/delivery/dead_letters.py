@@ -1,4 +1,4 @@
-"""Moves of dead letters: messages that can go no further go to the queue that their queue names.
+"""Moves of dead letters from their queue to its dead-letter queue.
 
     a message's end has come ──one cursor write──▶ dead ──append──▶ in the dead letters ──▶ settled
 
@@ -41,9 +41,10 @@ _MESSAGES: Final = msgspec.json.Decoder(list[Message])
 
 
 class LetterSearch:
-    """Search for letters of these ids, which were sent together. `before`: the partitions' states
-    before they were sent first; `gave_up_on`: whether a commit to a queue, by its id, goes on
-    though it was answered."""
+    """Search of the dead-letter queue `target` for letters that one append sent, and whose outcome
+    is unknown. `before`: states of the queue's partitions from before that append. `gave_up_on`:
+    called with a queue's id; returns whether a commit to that queue was answered `unknown` and may
+    yet store messages."""
 
     def __init__(
         self,
@@ -59,13 +60,16 @@ class LetterSearch:
         self._gave_up_on = gave_up_on
         self._before = {state.partition: state for state in before}
         self._ends: dict[Partition, int] = {}
-        """Partition → the end of the offsets that may hold a letter."""
+        """Partition → lowest end of its log that the search has seen. The letters can only be below
+        that offset."""
 
     async def found(self) -> set[str]:
-        """Return the ids of the letters that the queue has. A queue that was deleted has none.
+        """Return the ids of those searched letters that the dead-letter queue has; none if the
+        queue was deleted.
 
         Raises:
-            Unknown: that cannot be known yet; searching again later is safe.
+            Unknown: a commit may yet store some, or the queue's log is not certified to its end;
+                searching again later is safe.
             Refused: the storage does not answer.
         """
         if self._gave_up_on(self._target.queue_id):
@@ -101,20 +105,22 @@ class LetterSearch:
 
 
 MOVE_AGAIN_S: Final = 1.0
-"""Pause between two tries to move messages that the dead-letter queue does not take."""
+"""Seconds between two tries to move dead letters of a partition that could not be moved."""
 LOOKED_S: Final = 10.0
-"""How long the last look at a dead-letter queue counts as its state before letters are sent. If
-some are in doubt, the search begins that much earlier."""
+"""Age in seconds up to which the last look at a dead-letter queue is reused as the state before
+letters are sent. A search for letters in doubt begins at that state."""
 NEW_OUTCOME: Final = 2
-"""Number of fields of the outcome of a message that was not in the queue before."""
+"""Length of the tuple that is the outcome of a letter which the dead-letter queue stored as a new
+message. The outcome of a letter that the queue had already has one field more."""
 RUN_MIN: Final = 4
-"""Number of neighbours from which they are read as a stretch of the log. Fewer are looked up one by
-one."""
+"""Smallest number of dead messages at consecutive offsets that are read as one range of the log.
+Fewer are read by their single offsets."""
 logger = logging.getLogger("tocsin.dead_letters")
 
 
 class DeadLetters:
-    """Moves of dead letters. `queue_of` finds or makes the dead-letter queue of a queue."""
+    """Moves of dead letters from this gateway's owned partitions to dead-letter queues. `queue_of`
+    returns the dead-letter queue of a queue, and creates it if necessary."""
 
     def __init__(
         self,
@@ -126,15 +132,17 @@ class DeadLetters:
         self._publisher = publisher
         self._queue_of = queue_of
         self._looks: dict[str, tuple[float, list[PartitionState]]] = {}
-        """Dead-letter queues by id: the time of the last look at each, and its state then."""
+        """Id of a dead-letter queue → (time of the last look at it, by the loop's clock; states of
+        its partitions then)."""
         self.moved_total = 0
 
     # enforces: P1
     async def move(self, owned: OwnedPartition) -> None:
-        """Move the dead messages of this owned partition's partition, until none is left or the
-        owned partition ends. Messages that the dead-letter queue does not take are tried again, and
-        the owned partition knows why meanwhile. A message that is no longer in the log (its record
-        was deleted or damaged) is only settled."""
+        """Move the dead messages of this owned partition to the dead-letter queue. Returns when
+        none is left, the owned partition has ended, or it leaves the rest to the next owner
+        (`moves_dead_letters`). Messages that could not be moved are tried again after MOVE_AGAIN_S;
+        `dead_letters_wait` has the reason meanwhile. A message that is no longer in the log (its
+        record was deleted or damaged) is only settled."""
         left: list[DeadLetter] = []
         search: LetterSearch | None = None
         while not owned.ended:
@@ -168,8 +176,8 @@ class DeadLetters:
     async def _send(
         self, owned: OwnedPartition, batch: Sequence[DeadLetter]
     ) -> tuple[list[DeadLetter], LetterSearch | None]:
-        """Move a batch. Returns the messages that did not arrive, and a search for those whose
-        outcome is unknown; None: there are none."""
+        """Move a batch. Returns (the messages that are not known to have arrived, a search for
+        those of them whose outcome is unknown; None: no outcome is unknown)."""
         messages = await self._read(owned.partition, [one.offset for one in batch])
         gone = [one for one in batch if one.offset not in messages]
         if gone:
@@ -203,8 +211,9 @@ class DeadLetters:
         batch: Sequence[DeadLetter],
         letters: Sequence[Message],
     ) -> PendingPublish:
-        """Append letters, and settle the messages that were stored. Each is counted once, even if
-        the owned partition has ended by then, and not if the queue had it already."""
+        """Append `letters`, and settle the messages of `batch` whose letters are stored, unless the
+        owned partition has ended by then. New letters are counted even then; letters that the
+        dead-letter queue had already are not."""
         done: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
 
         def answered(answer: PendingPublish) -> None:
@@ -226,11 +235,12 @@ class DeadLetters:
     # --- Reading -------------------------------------------------------------------------------
 
     async def _read(self, partition: Partition, offsets: Sequence[int]) -> dict[int, Message]:
-        """Return the messages at these offsets, which ascend. Those that the log no longer has are
-        missing.
+        """Return offset → message for these offsets, which ascend. Messages that the log no longer
+        has are left out.
 
         Raises:
-            Refused: the storage does not answer, or does not have them certified at the moment.
+            Refused: the storage does not answer, or does not have the messages certified at the
+                moment.
         """
         messages: dict[int, Message] = {}
         place = 0
@@ -270,7 +280,7 @@ class DeadLetters:
             first = read.records[-1].last + 1
 
     async def _look(self, target: Queue) -> list[PartitionState]:
-        """Return the queue's state, which may be LOOKED_S old."""
+        """Return the states of the queue's partitions, up to LOOKED_S old."""
         now = asyncio.get_running_loop().time()
         looked_at, states = self._looks.get(target.queue_id, (-LOOKED_S, []))
         if now - looked_at >= LOOKED_S:
@@ -282,15 +292,16 @@ class DeadLetters:
         return states
 
     async def _is_there(self, partition: Partition, offset: int) -> bool:
-        """Whether the log reaches this offset. The message was given out, so it was certified.
-        After a failover the storage may not know that for a moment (R10), and the message is not
-        lost."""
+        """Whether the partition's log reaches beyond this offset. The message there was certified
+        before. After a failover the storage may not know that for a moment (R10), and the message
+        is not lost."""
         states = await self._storage.partitions(partition.queue_id)
         return any(state.partition == partition and offset < state.end for state in states)
 
 
 def _letter(owned: OwnedPartition, dead: DeadLetter, message: Message) -> Message:
-    """Make the message that goes to the dead-letter queue."""
+    """Return the copy of a dead message that goes to the dead-letter queue. Its headers say where
+    the message was and why it is dead."""
     headers = dead_letter_headers(
         message.headers,
         reason=dead.reason,

@@ -29,8 +29,8 @@ from push.places import CursorPlace, Partition
 from push.storage_port import is_same_owner
 
 NEW_S: Final = 0.1
-"""Time after which a member that joins others is given partitions. Many that join together are one
-change, and a member that has left by then moves nothing."""
+"""Seconds after which a new member that joins others is given partitions. Many that join together
+are one change, and a member that has left by then moves nothing."""
 
 
 class Member(PartitionOwner, Protocol):
@@ -40,10 +40,10 @@ class Member(PartitionOwner, Protocol):
     owned_partitions: dict[int, OwnedPartition]
 
     left: bool
-    """Whether it is a member no more."""
+    """Whether it has left the group."""
     stays: bool
-    """Whether it has still to say what it holds of its partitions. None of them moves away
-    before."""
+    """Whether its client has still to say which deliveries it holds. None of its partitions moves
+    to another member before."""
 
     @property
     def is_unresponsive(self) -> bool:
@@ -52,7 +52,8 @@ class Member(PartitionOwner, Protocol):
 
     @property
     def linger_s(self) -> float:
-        """Seconds for which its place waits for it when the gateway is dead; 0: not at all."""
+        """Seconds for which its place in the group waits for it when its gateway is gone; 0: not at
+        all."""
 
     @property
     def owner(self) -> bytes:
@@ -69,7 +70,8 @@ class Member(PartitionOwner, Protocol):
 
 
 class GroupRuntime:
-    """A group on this gateway. Lives while it has members or owned partitions."""
+    """A group on this gateway. Once made, it stays until the group is deleted or the gateway ends,
+    also without members and owned partitions."""
 
     def __init__(
         self,
@@ -87,16 +89,19 @@ class GroupRuntime:
         self.group = group
         self.members: dict[str, Member] = {}
         self._new: dict[str, asyncio.TimerHandle] = {}
-        """Members that the assignment does not count yet."""
+        """Name of each new member that the assignment does not count yet → timer after which it
+        does."""
         self.owned_partitions: dict[int, OwnedPartition] = {}
         self.epochs: dict[int, int] = {}
-        """The newest epoch seen per partition. Any epoch up to it that is not current is stale."""
+        """Partition → newest epoch that the storage gave to this gateway. Any epoch up to it that
+        is not current is stale."""
         self.ended: dict[int, int] = {}
-        """The newest epoch per partition that was owned here and has ended."""
+        """Partition → newest epoch that was owned here and has ended."""
         self.closed = False
         self.left_at = asyncio.get_running_loop().time()
-        """Time from which the group counts as abandoned while it has no member here (R11): that at
-        which the last one left, or at which other gateways were seen to have had members."""
+        """Time from which the group counts as abandoned while it has no member here (R11): when the
+        last member left, when other gateways were last seen to have had members, or at first when
+        this runtime was made."""
         self.part = MembershipRow(metadata, presence, group.group_id, self)
         """This gateway's part of the group's row."""
         self._owning: dict[int, asyncio.Task[None]] = {}
@@ -104,17 +109,19 @@ class GroupRuntime:
         """Partitions whose owning was requested of the storage and is not answered; all are in
         `_owning`."""
         self._asked: dict[int, bytes] = {}
-        """Partition → token of a start whose outcome is not known, perhaps because the answer was
-        lost. Another request with the same token is the same start."""
+        """Partition → token of an ownership that was requested, and whose outcome is not known,
+        perhaps because the answer was lost. Another request with the same token is the same
+        start."""
 
     @property
     def row(self) -> Membership:
-        """The group's row, as it was seen last."""
+        """The group's row, as this gateway saw it last."""
         return self.part.row
 
     @property
     def assignment(self) -> dict[int, str]:
-        """Partition → the consumer that shall have it, here or elsewhere."""
+        """Partition → name of the consumer that shall have it, at any gateway, by the row that was
+        seen last."""
         return self.part.row.assignment
 
     # --- Members -------------------------------------------------------------------------------
@@ -145,8 +152,8 @@ class GroupRuntime:
             raise
 
     def _is_new(self, member: Member) -> bool:
-        """Whether it may wait, because there are other members. It may not if it comes back, or is
-        the pulls' consumer."""
+        """Whether a joining member waits NEW_S for partitions, because the group has other members.
+        One that comes back, or is the pulls' consumer, does not wait."""
         others = len(self.members) > len(self._new) or bool(self.part.others())
         returns = member.stays or member.name in self.row.members
         return others and not returns and not member.pulls
@@ -191,7 +198,8 @@ class GroupRuntime:
         self._new.clear()
 
     async def retire(self, member: Member, drain_s: float = limits.DRAIN_S) -> None:
-        """Remove a member in an orderly way, after its owned partitions have drained."""
+        """Remove a member, and let its owned partitions drain for `drain_s` seconds at most.
+        Returns when the group's row was written, or could not be written at once."""
         if self._remove(member):
             deadline = asyncio.get_running_loop().time() + drain_s
             for owned in list(member.owned_partitions.values()):
@@ -202,7 +210,8 @@ class GroupRuntime:
                 self.part.write_soon()  # it has left all the same
 
     async def catch_up(self) -> None:
-        """Wait until nothing is served here that others may have taken over."""
+        """Compare with the group's row until that succeeds (MembershipRow.catch_up), so that
+        nothing is served here that other gateways may have taken over."""
         while not self.closed and (self.members or self.owned_partitions):
             try:
                 await self.part.catch_up()
@@ -216,11 +225,12 @@ class GroupRuntime:
 
     @property
     def absent(self) -> dict[str, float]:
-        """Members without a gateway that are waited for → until when."""
+        """Member without a gateway that is waited for → until when, by the loop's clock."""
         return self.part.absent
 
     def is_undecided(self, number: int) -> bool:
-        """Whether a member has still to say what of a partition it holds (R22)."""
+        """Whether the member to which a partition is assigned has still to say which of its
+        deliveries it holds (R22)."""
         return number in self.assignment and self._stays(self.assignment[number])
 
     def has_expired(self, now: float) -> bool:
@@ -335,8 +345,8 @@ class GroupRuntime:
         self._context.stale_settlements += 1
 
     def is_being_owned(self, number: int, member: Member) -> bool:
-        """Whether the owning of a partition was requested of the storage, and it will be this
-        member's."""
+        """Whether the owning of a partition was requested of the storage and is not answered, and
+        the partition will be this member's."""
         return number in self._acquiring and self.is_coming(number, member)
 
     def is_coming(self, number: int, member: Member) -> bool:
@@ -351,9 +361,10 @@ class GroupRuntime:
         return member.owned_partitions.get(number)
 
     async def _make_cursors(self) -> None:
-        """Make the group's cursors, which the catalog has and the storage has not half a second
-        later. The gateway that made the group was cut off between the two. Existing cursors stay.
-        If the group is deleted, the catalog says so, and this runtime closes."""
+        """Make the group's cursors. The storage did not have them when a partition was to be owned,
+        though the catalog has the group, because the gateway that made the group was cut off
+        between the two. Existing cursors stay. If this runtime has closed by now, because the group
+        was deleted, nothing happens."""
         if self.closed:
             return
         storage, group = self._context.storage, self.group

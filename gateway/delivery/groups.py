@@ -1,4 +1,4 @@
-"""All groups that have consumers on this gateway."""
+"""Groups of this gateway: those that have, or have had, consumers here since it began."""
 
 import asyncio
 import logging
@@ -20,13 +20,15 @@ from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.groups")
 AT_ONCE: Final = 64
-"""Number of rows that are read or written at a time, of all groups of this gateway."""
+"""Largest number of groups whose rows are read or written at a time, when this gateway comes back
+or goes down."""
 WRITE_OUT_S: Final = 3.0
-"""Time for leaving all rows, when this gateway goes down."""
+"""Seconds within which this gateway, when it goes down, writes the last cursors and leaves all
+groups' rows."""
 
 
 class Groups:
-    """Runtimes of groups by id, and the consumers that join them."""
+    """Runtimes of this gateway's groups, and the changes that concern all of them."""
 
     def __init__(self, context: DeliveryContext, metadata: Metadata) -> None:
         self._context = context
@@ -37,12 +39,12 @@ class Groups:
             on_resume=self._pump,
             on_dead=self._gateways_dead,
         )
-        """This gateway, among the others that serve groups."""
+        """Presence of this gateway among those that work on the catalog."""
         self.runtimes: dict[str, GroupRuntime] = {}
         self.closed = False
         self._missed: dict[str, tuple[int, float]] = {}
-        """Group → the generation of its row, and the time at which a member of it was first seen
-        missing."""
+        """Group id → (generation of its row, time since when a lingering member has been seen
+        missing there). A new generation begins the time anew."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -52,8 +54,9 @@ class Groups:
         self.presence.start()
 
     def runtime(self, queue: Queue, group: Group) -> GroupRuntime:
-        """The group's runtime here. Raises Refused: queue_not_found or group_not_found if it was
-        deleted since the caller found it; draining if this gateway goes down."""
+        """Return the group's runtime here; make it if there is none. Raises Refused:
+        queue_not_found or group_not_found if it was deleted since the caller found it; draining if
+        this gateway goes down."""
         if self.closed:
             raise Refused("draining")
         runtime = self.runtimes.get(group.group_id)
@@ -77,8 +80,8 @@ class Groups:
         return now
 
     async def awaits(self, group: Group, now: float) -> bool:
-        """Whether a member may still come back to the group that was there before this gateway
-        (R22), or whose gateway is dead."""
+        """Whether the group still waits for a lingering member: one from before this gateway's
+        start (R22) or, if gateways share the catalog, one that is with no living gateway."""
         row = await self._metadata.membership(group.group_id)
         if not self.presence.is_shared:
             return self.presence.started + max(row.lingers.values(), default=0.0) > now
@@ -93,8 +96,9 @@ class Groups:
         return since + max(lingers.values()) > now
 
     async def row(self, group: Group, *, fresh: bool = False) -> Membership | None:
-        """Return the group's row if other gateways may serve it too; else None. It may be that of
-        the last look here. With `fresh` it is read anew, as decisions need."""
+        """Return the group's row if other gateways may serve the group too; else None. While the
+        group has members here, the row may be that of this gateway's last look. With `fresh` it is
+        read anew, as decisions need."""
         if not self.presence.is_shared:
             return None
         runtime = self.runtimes.get(group.group_id)
@@ -103,13 +107,15 @@ class Groups:
         return await self._metadata.membership(group.group_id)
 
     def others(self, row: Membership | None) -> dict[str, str]:
-        """Map consumers that are connected to other gateways to these."""
+        """Return consumer → gateway, for the consumers that a group's row has at other live
+        gateways. Empty without a row."""
         if row is None:
             return {}
         return others(row, self.presence.gateway, self.presence.dead(row.gateways))
 
     def elsewhere(self, row: Membership | None) -> dict[int, str]:
-        """Map partitions to the other gateway whose consumer has them, or is to have them."""
+        """Return partition → the other live gateway whose consumer has the partition, or is to have
+        it, by a group's row. Empty without a row."""
         if row is None:
             return {}
         return elsewhere(row, self.presence.gateway, self.presence.dead(gateways_in(row)))
@@ -124,9 +130,9 @@ class Groups:
         *,
         held: bool = False,
     ) -> Consumer:
-        """Make a consumer, which is to join. With `held` it is given nothing before it has said
-        what it holds. Raises Refused if the group does not exist any more, or this gateway goes
-        down."""
+        """Make a consumer of the session `link`. The caller lets it join. With `held` the consumer
+        is given nothing before its client has said what it holds. Raises Refused if the group does
+        not exist any more, or this gateway goes down."""
         return Consumer(self.runtime(queue, group), link, subscription, credit, held=held)
 
     def changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
@@ -169,8 +175,8 @@ class Groups:
                 member.pump()
 
     def begin_anew(self, group: Group) -> None:
-        """End all deliveries of a group whose cursors were set anew, on any gateway. Others learn
-        that by the group's row."""
+        """End all deliveries of a group whose cursors were set anew: here at once, and at other
+        gateways as soon as they see that in the group's row, which is changed in the background."""
         runtime = self.runtimes.get(group.group_id)
         if runtime is not None:
             runtime.fence()
@@ -197,7 +203,8 @@ class Groups:
                 await asyncio.sleep(RETRY_AFTER_S)
 
     def facts(self) -> dict[str, object]:
-        """Return facts for operators."""
+        """Return counts of this gateway for operators: groups, refused cursor writes, stale
+        settlements; and its presence."""
         return {
             "groups_running": len(self.runtimes),
             "fenced_writes": self._context.cursor_writer.fenced_writes,
@@ -208,8 +215,9 @@ class Groups:
     # --- The end ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Let all consumers leave. Returns when nothing is owned here and other gateways know that.
-        The cursor writer writes the rest."""
+        """Let all consumers leave. If gateways share the catalog, also write the last cursors and
+        leave the groups' rows, for WRITE_OUT_S at most. Otherwise the caller drains the cursor
+        writer."""
         self.closed = True
         await asyncio.gather(*(runtime.close() for runtime in self.runtimes.values()))
         if self.presence.is_shared:
@@ -232,7 +240,7 @@ async def _write_out(runtime: GroupRuntime) -> None:
 
 
 async def _few_at_a_time(calls: Iterable[Awaitable[None]]) -> None:
-    """Await all of them, AT_ONCE at a time."""
+    """Await all these calls, AT_ONCE at a time."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one(call: Awaitable[None]) -> None:

@@ -34,8 +34,8 @@ expiry_logger = logging.getLogger("tocsin.expiry")
 
 
 class Expiry:
-    """Deletion of abandoned groups. `delete` deletes a group with its cursors while this is its
-    row, else it raises Fenced."""
+    """Deletion of abandoned groups. `delete` deletes a group with its cursors if its row is still
+    the one that it is given; else it raises Fenced."""
 
     def __init__(
         self,
@@ -47,14 +47,15 @@ class Expiry:
         self._metadata = metadata
         self._delete = delete
         self._since: dict[str, float] = {}
-        """Group id → the time at which it was seen abandoned first, of groups without consumers
-        here."""
+        """Group id → time since when the group counts as abandoned, of groups that can expire and
+        have had no consumers here."""
         self._generations: dict[str, int] = {}
-        """Group id → the generation of its row when it was seen abandoned."""
+        """Group id → generation of its row when its time began. If the row has another one later, a
+        consumer may have come, and the time begins anew."""
 
     async def look(self, *, now: float) -> None:
-        """Delete what has been abandoned for long enough; `now` in seconds of the loop's clock.
-        Looks at every group."""
+        """Delete each group that has been abandoned for its `expires_s`; `now` in seconds of the
+        loop's clock. Looks at every group of the catalog."""
         since, due, fresh = self._abandoned(now)
         self._since = since
         for group in fresh:
@@ -67,8 +68,8 @@ class Expiry:
         await self.look_here(now=now)
 
     async def look_here(self, *, now: float) -> None:
-        """Delete what has been abandoned for long enough of the groups that have had consumers
-        here, which is cheap to find."""
+        """Delete each group that has been abandoned for its `expires_s`, of those that have had
+        consumers here, which are cheap to find."""
         due = [
             (runtime.queue, runtime.group)
             for runtime in self._groups.runtimes.values()
@@ -119,8 +120,8 @@ class Expiry:
     def _abandoned(
         self, now: float
     ) -> tuple[dict[str, float], list[tuple[Queue, Group]], list[Group]]:
-        """Return (group id → abandoned since when, those that are due, those seen abandoned for the
-        first time)."""
+        """Return (group id → abandoned since when, groups that are due, groups seen abandoned for
+        the first time), for groups that can expire and have had no consumers here."""
         since: dict[str, float] = {}
         fresh: list[Group] = []
         due: list[tuple[Queue, Group]] = []
@@ -143,7 +144,7 @@ orphans_logger = logging.getLogger("tocsin.orphaned_letters")
 
 
 class OrphanedLetters:
-    """Dead letters of partitions that have no owner."""
+    """Moves of dead letters of partitions that have no owner, through the temporary owner."""
 
     def __init__(
         self,
@@ -155,7 +156,8 @@ class OrphanedLetters:
     ) -> None:
         self._storage = storage
         self._queue_ids = orphans
-        """Queues, by id, of which owned partitions have ended with dead letters unmoved."""
+        """Ids of queues to look at next: owned partitions here have ended with dead letters not
+        moved, or the last look failed."""
         self._groups = groups
         self._metadata = metadata
         self._temporary_owner = temporary_owner
@@ -188,7 +190,8 @@ class OrphanedLetters:
                         pass  # its owned partition ends when they have arrived
 
     async def _is_ours(self, group: Group) -> bool:
-        """Whether no consumer will move them, and no other gateway sees to it."""
+        """Whether this gateway has to move the dead letters of a group, because the group has no
+        consumers at any gateway, and this one is chosen among all."""
         row = await self._groups.row(group, fresh=True)
         if self._temporary_owner.is_served(group) or self._groups.others(row):
             return False
@@ -198,14 +201,16 @@ class OrphanedLetters:
 logger = logging.getLogger("tocsin.janitor")
 EVERY_S: Final = 1.0
 ALL_EVERY: Final = 60
-"""Rounds between two looks at every partition."""
+"""Number of rounds between two looks at every partition, and at every group that may have
+expired."""
 ORPHANS_AT: Final = 5
-"""The round in which dead letters without an owner are looked for. It is soon after a start, but
-not before consumers are back."""
+"""The round, of each ALL_EVERY, in which dead letters without an owner are looked for in every
+queue. The first one is soon after a start, but not before consumers are back."""
 
 
 class Janitor:
-    """Background rounds of expiry, trimming, and moving of dead letters."""
+    """Background rounds, EVERY_S apart: groups expire, overflowing queues are relieved, partitions
+    are trimmed, and dead letters without an owner are moved."""
 
     def __init__(
         self,
@@ -218,7 +223,8 @@ class Janitor:
         cursor_writer: CursorWriter,
         changed: Callable[[str], None],
     ) -> None:
-        """`changed`: called with the id of a queue when something of it has changed."""
+        """`changed`: called with the id of a queue when something was appended to it, settled or
+        trimmed."""
         self._changed = changed
         self._storage = storage
         self._metadata = metadata
@@ -227,13 +233,13 @@ class Janitor:
         self._orphans = orphans
         self._touched: set[Partition] = set()
         self._warnings: dict[str, str] = {}
-        """Part of a round → the reason that was logged last for its being cut off."""
+        """Part of a round → error that was logged when it was cut off; removed once it succeeds."""
         self._task: asyncio.Task[None] | None = None
         cursor_writer.watch(self.touched)
 
     def touched(self, partition: Partition) -> None:
-        """Look at a partition in the next round, because something was appended or settled
-        there."""
+        """Look at a partition in the next round, and report its queue as changed, because something
+        was appended, settled or trimmed there."""
         self._touched.add(partition)
         self._changed(partition.queue_id)
 
@@ -262,7 +268,8 @@ class Janitor:
             await self._unless_cut_off("moving dead letters", self._orphans.look(is_all=is_all))
 
     async def _unless_cut_off(self, what: str, part: Awaitable[None]) -> None:
-        """Do a part of a round. Work that is left undone is done in a later one."""
+        """Do a part of a round. An error is only logged; work that is left undone is done in a
+        later round."""
         try:
             await part
         except TocsinError as error:
@@ -281,9 +288,9 @@ class Janitor:
         await self._expiry.look_here(now=now)
 
     async def look(self) -> None:
-        """Delete what is not needed any more in the partitions that were touched since the last
-        look, after overflowing queues have been relieved. What cannot be done now is tried
-        again."""
+        """Relieve overflowing queues, then trim partitions, of those that were touched since the
+        last look. Queues that overflowed and partitions whose storage is unavailable are looked at
+        again in the next round."""
         touched, self._touched = self._touched, set()
         for queue_id in {partition.queue_id for partition in touched}:
             try:

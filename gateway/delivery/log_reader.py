@@ -22,13 +22,15 @@ DEAD: Final = "dead"
 """Name of the job that moves dead letters."""
 KEPT_MAX: Final = 16
 KEPT_BYTES_MAX: Final = 2048
-"""Largest message that is kept after it was read for a line; KEPT_MAX are. The head of a stuck key
-is tried again and again, and each time its whole record would be read for it (P8)."""
+"""Size in bytes up to which a message is kept in memory after it was read for a line; the latest
+KEPT_MAX are. The head of a stuck key is tried again and again, and each time its whole record would
+be read for it (P8)."""
 RETRY_AFTER_S: Final = 0.5
 
 
 class LogPrefetch:
-    """Records read ahead for one owned partition."""
+    """Reader of the log for one owned partition, by jobs in the background: records ahead of the
+    frontier, and messages that wait in lines."""
 
     def __init__(
         self, storage: Storage, tail: Tail, partition: Partition, wake: Callable[[], None]
@@ -43,9 +45,11 @@ class LogPrefetch:
         self._kept: dict[int, Record] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self.next_number = count().__next__
-        """Numbers for the names of jobs that are requested once and must run."""
+        """Function that returns 0, 1, 2 …, a number for the name of each job that must run,
+        whichever others are running."""
         self.nothing_until = 0
-        """The offset below which a read found nothing retained."""
+        """Certified end at the last read that brought no record. From where that read began,
+        nothing is retained below this offset. 0: there was no such read."""
 
     @property
     def reading(self) -> bool:
@@ -58,8 +62,9 @@ class LogPrefetch:
         return any(name != DEAD for name in self._jobs)
 
     def log(self, offset: int) -> tuple[Record, CommitTimes | None] | None:
-        """Return the record that holds `offset`, or the next one retained. None: it is not at hand,
-        and is being read now."""
+        """Return (the record that holds `offset` or else the next one retained, the times of its
+        commit if they are in memory). None: the record is not in memory. It is being read then,
+        unless `nothing_until` is above `offset`."""
         current = self._current
         if current is not None and current[0].first <= offset <= current[0].last:
             return current
@@ -98,8 +103,8 @@ class LogPrefetch:
             self.nothing_until = read.certified
 
     def line(self, offset: int) -> tuple[Record | None] | None:
-        """Return (the record that holds a line's message, or None if the log no longer has it).
-        None: it is not at hand."""
+        """Return (the record that holds the message at `offset`, which waits in a line; or None if
+        the log no longer has it). None: the record is not in memory (see `read_lines`)."""
         current = self._current
         if current is not None and current[0].first <= offset <= current[0].last:
             return (current[0],)
@@ -121,8 +126,8 @@ class LogPrefetch:
                 del self._kept[next(iter(self._kept))]
 
     def read_lines(self, offsets: Sequence[int]) -> None:
-        """Read the records of these messages, unless some are being read; LINES_PER_READ_MAX of
-        them at most."""
+        """Read the records of these messages in the background, but for those in memory. If such a
+        read is under way, nothing happens. The caller names LINES_PER_READ_MAX at most."""
         if "lines" not in self._jobs:
             wanted = [o for o in offsets if o not in self._lines and o not in self._kept]
             if wanted:
@@ -136,10 +141,10 @@ class LogPrefetch:
         self._lines.update(zip(wanted, records, strict=False))
 
     def job(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do work in the background, one of a name at a time, and call `wake` after it.
+        """Run `work` in the background and call `wake` after it, after RETRY_AFTER_S if it failed.
 
-        A job that has just finished still counts. Work that must not be passed over uses a name of
-        its own (`next_number`).
+        If a job of this name is running, or has just finished, `work` is dropped. Work that must
+        not be dropped uses a name of its own (`next_number`).
         """
         if name in self._jobs:
             work.close()
@@ -161,8 +166,9 @@ class LogPrefetch:
             raise error
 
     def cancel(self) -> None:
-        """Stop reading. `wake` is not called any more, and no longer referenced. Otherwise each
-        owned partition that has ended would wait for the garbage collector."""
+        """Cancel all jobs, also the move of dead letters. `wake` is not called any more, and no
+        longer referenced. Otherwise each owned partition that has ended would wait for the garbage
+        collector."""
         self._wake = _nobody
         for task in list(self._jobs.values()):
             task.cancel()

@@ -41,8 +41,9 @@ from push.errors import TocsinError
 
 
 class LingeringMembers:
-    """Members that are with no gateway and are waited for. `started`: when the waiting began, in
-    seconds of the loop's clock."""
+    """Lingering members of a group that are with no gateway and are waited for. `started`: when
+    this gateway began to wait for those of the gateway before it, in seconds of the loop's
+    clock."""
 
     def __init__(self, started: float) -> None:
         self._started = started
@@ -55,7 +56,7 @@ class LingeringMembers:
 
     @property
     def names(self) -> list[str]:
-        """Members that are waited for."""
+        """Names of the members that are waited for."""
         return list(self._until)
 
     @property
@@ -68,8 +69,8 @@ class LingeringMembers:
         self, lingers: Mapping[str, float], present: Collection[str], now: float
     ) -> dict[str, float]:
         """Wait no longer for members that are `present` or whose time is up. The first time,
-        `lingers` are the members that the gateway before has left. Returns the members waited for,
-        and for how long."""
+        `lingers` are the members that the gateway before has left. Returns member → its linger time
+        in seconds, of those that are still waited for."""
         if self._is_first_look:
             self._is_first_look = False
             for name, linger_s in lingers.items():
@@ -82,8 +83,9 @@ class LingeringMembers:
     def look_around(
         self, missing: Mapping[str, float], present: Collection[str], now: float
     ) -> dict[str, float]:
-        """Do the same as `look` among several gateways. `missing` are the members that linger and
-        are with none of them, by the row. Each is waited for from when it was missed first."""
+        """Do the same as `look` if several gateways serve the group. `missing`: member → linger
+        time, of the members that are with no living gateway by the row. Each is waited for from
+        when this gateway missed it first."""
         self._is_first_look = False
         self._given_up &= missing.keys()
         for name, linger_s in missing.items():
@@ -100,46 +102,49 @@ class LingeringMembers:
             del self._until[name], self._linger_s[name]
 
     def moved(self, name: str, linger_s: float, until: float = float("inf")) -> None:
-        """Keep the place of a member that goes on at another gateway."""
+        """Wait for a member, which goes on at another gateway, until the time `until`; infinity:
+        for ever."""
         self._until[name], self._linger_s[name] = until, linger_s
 
     def call_at(self, gone: Callable[[], None]) -> None:
-        """Call `gone` when the next one's time is up."""
+        """Call `gone` when the time of the next member is up. This replaces an earlier call."""
         self.close()
         at = min(self._until.values(), default=float("inf"))
         if at < float("inf"):
             self._timer = asyncio.get_running_loop().call_at(at, gone)
 
     def close(self) -> None:
-        """Cancel the call."""
+        """Cancel the call that `call_at` has scheduled."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 LOOK_S: Final = 3.0
-"""The longest time after which a gateway finds out by itself that it has to let go of something."""
+"""Seconds between two looks of a gateway at the row of a group that has members at others too.
+Without any notice, it finds out then that it has to let go of a partition."""
 DRAIN_S: Final = limits.DRAIN_S + LOOK_S + 1.0
 MOVED_S: Final = 1.0
-"""Time for the last writes of a gateway that a session has left. As a rule that gateway went down
-in an orderly way or is dead; the last writes of one that lives take milliseconds."""
+"""Seconds for the last writes of a gateway that a session has left. As a rule that gateway went
+down in an orderly way or is dead; the last writes of one that lives take milliseconds."""
 
 
 # enforces: R20
 class HandOver:
-    """Partitions of one group that other gateways drain. `again` is called when a drain has had its
-    time."""
+    """Partitions of one group that other gateways drain, and the wait for these gateways. `again`
+    is called when a drain has had its time."""
 
     def __init__(self, gateway: str, again: Callable[[], None]) -> None:
         self._gateway = gateway
         self._again = again
         self._until: dict[int, tuple[str, float]] = {}
-        """Partition → the gateway that has it, and until when it is waited for."""
+        """Partition → (the gateway that drains it, until when that is waited for)."""
         self._waiting: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def look(self, before: Membership, row: Membership, now: float) -> None:
-        """Take up a row, which follows `before`."""
+        """Note by a row, which follows `before`, which partitions other gateways drain. Calls of
+        `freed` judge again."""
         until: dict[int, tuple[str, float]] = {}
         for number, drain in row.draining.items():
             gateway = drain.gateway
@@ -182,42 +187,45 @@ class HandOver:
                 future.set_result(None)
 
     async def freed(self, is_held: Callable[[], bool]) -> None:
-        """Wait while a partition is held; that is judged again with each row."""
+        """Wait while `is_held` returns True. It is called at once, and again after each row."""
         while is_held():
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             await future
 
     def close(self) -> None:
-        """Release all that wait, because no row comes any more."""
+        """Let all that wait in `freed` judge again, because no row comes any more."""
         self._call_at(None)
         self._tell()
 
 
 RETRY_AFTER_S: Final = 0.5
 GATHER_S: Final = 0.005
-"""Pause in which partitions that end together are gathered for one write."""
+"""Seconds for which changes are gathered for one write, such as partitions that end together."""
 CATCH_UP_TRIES: Final = 5
-"""Number of tries. After a failover calls fail for a moment; a copy that is away stays away."""
+"""Number of tries to write a row in `catch_up`, RETRY_AFTER_S apart. After a failover calls fail
+for a moment; a copy that is away stays away."""
 LOOK_ALONE_S: Final = 5 * LOOK_S
-"""Pause between two looks at the row while no other gateway has members in it."""
+"""Seconds between two looks at the row while no other gateway has members in it."""
 PAUSE_S: Final = 0.005
-"""Shortest pause between two writes; what happens meanwhile is written together."""
+"""Shortest pause in seconds between two writes of a group's row; what happens meanwhile is written
+together."""
 PAUSE_MAX_S: Final = 0.25
 PAUSE_RATIO: Final = 1
-"""A write is followed by a pause of this many times what it took, within these bounds."""
+"""Length of the pause after a write, as a multiple of the write's duration, within PAUSE_S and
+PAUSE_MAX_S."""
 
 
 class Seat(Protocol):
-    """A member of the group that is here."""
+    """A member of the group at this gateway."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def stays(self) -> bool:
-        """Whether it has still to say what it holds of its partitions. None of them moves away
-        before."""
+        """Whether its client has still to say which deliveries it holds. None of its partitions
+        moves to another member before."""
 
     @property
     def is_unresponsive(self) -> bool:
@@ -225,11 +233,12 @@ class Seat(Protocol):
 
     @property
     def linger_s(self) -> float:
-        """Seconds for which its place waits for it when the gateway is dead; 0: not at all."""
+        """Seconds for which its place in the group waits for it when its gateway is gone; 0: not at
+        all."""
 
 
 class MembershipHost(Protocol):
-    """The group on this gateway, for its part of the row."""
+    """The group on this gateway (GroupRuntime), as its MembershipRow needs it."""
 
     @property
     def closed(self) -> bool: ...
@@ -247,11 +256,12 @@ class MembershipHost(Protocol):
         """Let go of a member that is another gateway's now, with its deliveries (R22)."""
 
     def fence(self, is_over: Callable[[int, str], bool]) -> None:
-        """End at once the owned partitions for which this is true, by partition and owner, because
-        others may own them."""
+        """End at once the owned partitions for which `is_over`(partition, name of its consumer) is
+        True, because others may own them."""
 
     def carry_out(self) -> None:
-        """Drain and start partitions by the row."""
+        """Drain partitions that the row assigns to others, and begin to own those that it assigns
+        to members here."""
 
 
 class MembershipRow:
@@ -261,7 +271,8 @@ class MembershipRow:
         self, metadata: Metadata, presence: Presence, group_id: str, host: MembershipHost
     ) -> None:
         self.row = Membership(group_id=group_id, generation=0, members=(), assignment={})
-        """The newest row that was seen."""
+        """The newest row that was seen; of generation 0 before the first. After a `catch_up` that
+        failed, the assignment lacks what may be others' by now."""
         self.is_shared = presence.is_shared
         """Whether other gateways may serve the group too."""
         self._metadata = metadata
@@ -273,12 +284,13 @@ class MembershipRow:
         """The row's count of new beginnings of its cursors when partitions here began; None: no row
         was seen."""
         self._written: set[str] = set()
-        """Members here that are named in the row."""
+        """Members here that the row names as this gateway's, or may name after a write without an
+        answer."""
         self._unsure: tuple[int, set[str]] | None = None
         """A change that was not answered: the generation that it was to follow, and the members
         that were named in the row before it."""
         self._taken_out: set[str] = set()
-        """Gateways that this one took out of the row."""
+        """Gateways that this one took out of the row, until the row has them again."""
         self._lock = asyncio.Lock()
         self._next_write: asyncio.Task[None] | None = None
         """The write that has not begun yet, which all changes wait for."""
@@ -286,7 +298,8 @@ class MembershipRow:
         """The earliest time of the next write, by the loop's clock."""
         self._is_due = False
         self._noticed = 0
-        """The newest generation of the row that another gateway's notice named; 0 if it is read."""
+        """The newest generation of the row that a notice named and that is still to be read; 0:
+        none."""
         self._writing: asyncio.Task[None] | None = None
         self._look_again: asyncio.TimerHandle | None = None
 
@@ -299,13 +312,14 @@ class MembershipRow:
             self._begin()
 
     def on_notice(self, generation: int) -> None:
-        """Read the row, if this generation of it is newer."""
+        """Read the row soon, if this generation, which a notice names, is newer than the known
+        one."""
         if generation > self.row.generation:
             self._noticed = max(self._noticed, generation)
             self._begin()
 
     def on_dead(self, dead: set[str]) -> None:
-        """Bring the row up to date where it names a dead gateway."""
+        """Bring the row up to date soon, if it names a gateway that is dead."""
         if not dead.isdisjoint(gateways_in(self.row)):
             self.write_soon()
 
@@ -345,7 +359,8 @@ class MembershipRow:
             self._look_again = asyncio.get_running_loop().call_later(after_s, self.write_soon)
 
     async def close(self) -> None:
-        """Stop looking at the row, because the group has closed."""
+        """Stop looking at the row, because the group has closed. Returns when no write is under
+        way."""
         self._absent.close()
         self._hand_over.close()
         if self._look_again is not None:
@@ -523,19 +538,20 @@ class MembershipRow:
 
     def wait_for(self, seat: Seat) -> None:
         """Keep the place of a member that goes on at another gateway, for as long as its session
-        requested. If there is no other gateway now, keep it as long as this one lives."""
+        requested. If no other gateway works on the catalog, keep it as long as this one lives."""
         now, linger_s = asyncio.get_running_loop().time(), seat.linger_s
         until = now + linger_s if self.is_shared else float("inf")
         self._absent.moved(seat.name, linger_s, until)
 
     def claim(self, name: str) -> None:
-        """Claim a member that has come back to this gateway, perhaps from another one."""
+        """Write soon that a member is at this gateway, because its client has come back here,
+        perhaps from another gateway."""
         if self.is_shared:
             self._written.discard(name)
             self.write_soon()
 
     async def freed(self, is_wanted: Callable[[], bool], number: int) -> None:
-        """Wait until no other gateway has the partition, or it is not wanted any more."""
+        """Wait until no other gateway drains the partition, or `is_wanted` returns False."""
         here = self._presence.gateway
         await self._hand_over.freed(
             lambda: is_wanted() and drains(self.row, number) not in (None, here)
@@ -547,7 +563,7 @@ class MembershipRow:
             self.write_soon()
 
     def others(self) -> set[str]:
-        """Return the members at other gateways."""
+        """Return the members that the row has at other gateways, also at dead ones."""
         return {*others(self.row, self._presence.gateway, ())}
 
     def is_silent(self, name: str) -> bool:

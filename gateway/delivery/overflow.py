@@ -1,8 +1,8 @@
-"""Overflow with `dead_letter`: messages that a group leaves unsettled beyond the queue's bounds
-move on.
+"""Overflow with `dead_letter`: if a group leaves more unsettled than the queue's bounds allow, the
+excess goes to the dead letters.
 
-The bounds hold for all messages of the queue that a group has not settled. The excess goes to the
-dead letters, reason `overflow`, and counts as settled for that group. It is taken from the
+The bounds hold for all messages of the queue that a group has not settled. The excess has the
+reason `overflow`, and counts as settled for that group. It is taken from the
 partitions where most messages wait, the oldest first. Publishing is never refused for it. With
 `reject` the storage refuses at the append, and nothing happens here. If several gateways serve the
 group, each moves its part from the partitions that it has itself.
@@ -27,16 +27,19 @@ class _Backlog:
 
     unsettled: int
     waiting: int
-    """Number of those that were not given out yet. Only these can be moved."""
+    """Number of the unsettled messages that can be moved now, because they were not given out
+    yet."""
     owned: OwnedPartition | None
-    """The owned partition that has them; None: no consumer here does."""
+    """This gateway's owned partition; None: no consumer here owns the partition."""
     is_elsewhere: bool = False
-    """Whether another gateway moves them."""
+    """Whether a consumer at another gateway has the partition, so that its messages are moved
+    there."""
 
 
 def shares(waiting: Mapping[int, int], excess: int) -> dict[int, int]:
-    """Return how many messages each partition gives up, `excess` in all or everything that waits.
-    The longest ones are cut to one length, so that a partition within it gives up none."""
+    """Return partition → number of its waiting messages to move, `excess` in all, or all if fewer
+    wait. `waiting`: partition → number of messages that wait. Partitions with most are cut to one
+    common number; one that has no more than that is left out."""
     left = min(excess, sum(waiting.values()))
     cut: dict[int, int] = {}
     by_length = sorted(waiting.items(), key=lambda item: (item[1], item[0]))
@@ -66,9 +69,9 @@ class Overflow:
 
     # enforces: R12
     async def relieve(self, queue_id: str) -> bool:
-        """Look at one queue. Returns True if a group was beyond the bounds, and another look is
-        due. Not all of the excess may have gone, if a partition has no owner at the moment or much
-        is on its way already."""
+        """Move the messages of one queue that are beyond its bounds, group by group. Returns True
+        if a group was beyond the bounds, and another look is due. Not all of the excess may have
+        gone, if a partition has no owner at the moment or much is on its way already."""
         queue = self._metadata.queue_by_id(queue_id)
         if queue is None or queue.settings.overflow != "dead_letter":
             return False
@@ -109,8 +112,9 @@ class Overflow:
         *,
         is_served: bool,
     ) -> dict[int, _Backlog]:
-        """Return by partition what the group has left, according to its cursors. Consumers here
-        know better where there are any. `there`: partitions that other gateways have."""
+        """Return partition → what the group has left there, according to its cursor. If a consumer
+        here owns the partition, what it knows counts as well, because the cursor is written later.
+        `there`: partitions that consumers at other gateways have, or are to have."""
         found = await self._storage.cursors(queue.queue_id, group.group_id)
         cursors = {cursor.place.partition: cursor for cursor in found}
         runtime = self._groups.runtimes.get(group.group_id)
@@ -161,7 +165,8 @@ def _left(state: PartitionState, cursor: CursorState) -> tuple[int, int]:
 
 
 def backlog_of(states: list[PartitionState], cursors: list[CursorState]) -> int:
-    """Return how many messages a group has not settled, according to its cursors."""
+    """Return how many messages a group has neither settled nor decided to move to the dead letters,
+    according to its cursors."""
     known = {state.partition: state for state in states}
     return sum(
         _left(known[cursor.place.partition], cursor)[0]

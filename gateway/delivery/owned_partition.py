@@ -48,7 +48,7 @@ from runtime.loop.end_of_turn import Deadlines
 
 
 def delivery_settings(queue: Queue, group: Group, *, pulls: bool) -> DeliverySettings:
-    """Return the group's settings, and its queue's for those that the group does not have."""
+    """Return a group's settings for delivery, with its queue's values where the group has none."""
     own, base = group.settings, queue.settings
 
     def pick(name: str) -> float:
@@ -76,22 +76,22 @@ class PartitionOwner(Protocol):
         """Return the number of messages that it may be given now."""
 
     def share(self) -> Share:
-        """Return the part of these that one key may have (P8)."""
+        """Return the part of `available` that one key may have (P8)."""
 
     @property
     def blocked_by(self) -> str:
-        """The reason why `available` is 0: credit, socket, paused (the queue is), or in_flight (it
-        holds as much as it may, P9)."""
+        """The reason why `available` is 0: credit, socket, paused (the queue is), in_flight (it
+        holds as much as it may, P9), or no_consumer (the temporary owner gives nothing)."""
 
     @property
     def log_place(self) -> LoggedPlace:
-        """The place in the group, in the terms of the delivery log."""
+        """The consumer's place in the group, as the delivery log writes it."""
 
     def deliver(
         self, owned: "OwnedPartition", record: Record, push: Push, reserved: object = None
     ) -> bool:
-        """Give it a push, which counts against `available`, or was `reserved`. Returns whether the
-        push is on its way."""
+        """Give the consumer a push, which counts against `available` now, or was `reserved` before.
+        Returns False if the consumer has left, and the push is not on its way."""
 
     def reserve(self, count: int) -> object:
         """Reserve room for messages that will be delivered as soon as they are settled (R23). They
@@ -107,20 +107,19 @@ class PartitionOwner(Protocol):
         """Return from when the lease of this push counts; None: it is in transit (push.transit)."""
 
     def lapsed(self, given_at: float) -> None:
-        """Note that the lease of a message that was given then, by the loop's clock, has ended by
-        time."""
+        """Note that the lease of a message given at `given_at` (loop's clock) has ended by time."""
 
     def holds(self, more: int) -> None:
         """Count this many more of its deliveries as in flight. Below 0: fewer, because they were
         settled, returned, or cut off."""
 
     def pump(self) -> None:
-        """Give again, because something of its owned partitions may have become possible."""
+        """Let the consumer's owned partitions give soon, because more may be possible now."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnsentPush:
-    """A push that goes out when it is settled (R23)."""
+    """A push of an at-most-once group, which is sent when its settling is durable (R23)."""
 
     record: Record
     push: Push
@@ -144,32 +143,31 @@ class DeliveryContext:
     log: DeliveryLog
     deadlines: Deadlines
     move: "Callable[[OwnedPartition], Coroutine[Any, Any, None]]"
-    """Move the dead messages of the owned partition's partition to the dead-letter queue, durably,
-    once."""
+    """Mover of an owned partition's dead messages to the dead-letter queue (DeadLetters.move)."""
     counting: Counters
     reasons: NackReasons = field(default_factory=NackReasons)
     orphans: set[str] = field(default_factory=set)
-    """Queues, by id, of which owned partitions have ended while dead letters were not moved."""
+    """Ids of queues with dead letters that owned partitions left unmoved, until the janitor
+    looks."""
     stale_settlements: int = 0
-    """Number of acks, nacks and extends of epochs that are over, delivery by delivery as they were
-    named."""
+    """Number of pushes that sessions named in acks, nacks and extends under epochs that are
+    over."""
 
 
 class AckWaiter(ABC):
     """A caller that is answered once, when its settlements are durable in every partition
-    concerned, or it is known that they will not be. Subclasses say how."""
+    concerned, or that will never be known here. Subclasses say how."""
 
     __slots__ = ("_left", "durable")
 
     def __init__(self) -> None:
         self.durable = True
-        """False if it will never be known here whether it is durable, because the owner changed
-        meanwhile."""
+        """False if an epoch ended, and it will never be known here whether all is durable."""
         self._left = 0
 
     def write(self, partitions: "Collection[OwnedPartition]", now: float) -> None:
-        """Have these write what was settled in them, and wait for that. Without any partition, the
-        answer comes at once."""
+        """Have these owned partitions write what was settled in them, and wait for that. Without
+        any partition, the answer comes at once."""
         self._left = len(partitions)
         if not partitions:
             self.answer()
@@ -177,8 +175,8 @@ class AckWaiter(ABC):
             partition.settled(now, self)
 
     def wait(self, partitions: "Collection[OwnedPartition]") -> None:
-        """Wait until everything settled in these before is durable. It is written no sooner for
-        that."""
+        """Wait until everything settled in these owned partitions before is durable. No write
+        begins sooner for that."""
         self._left = len(partitions)
         if not partitions:
             self.answer()
@@ -186,7 +184,7 @@ class AckWaiter(ABC):
             partition.wait(self)
 
     def on_written(self, *, durable: bool) -> None:
-        """Count one of the partitions that are waited for."""
+        """Note the outcome in one partition that is waited for. After the last, call `answer`."""
         self._left -= 1
         self.durable = self.durable and durable
         if not self._left:
@@ -213,7 +211,7 @@ class AckWaiters:
         return bool(self._next)
 
     def add(self, waiter: AckWaiter) -> None:
-        """Wait for everything settled by now, which is in the next write at the latest."""
+        """Let a caller wait for everything settled by now. The next write at the latest has it."""
         self._next.append(waiter)
 
     def begin(self) -> None:
@@ -241,21 +239,22 @@ class AckWaiters:
 
 
 class DecisionWaiters:
-    """Key hash → the caller that waits for a decision. Made anew with each owned partition."""
+    """Key hash → the caller that waits for a decision on the key. Made anew with each epoch
+    here."""
 
     def __init__(self) -> None:
         self._waits: dict[int, asyncio.Future[bool]] = {}
 
     def wait(self, key: int) -> "asyncio.Future[bool]":
-        """Return a future. True: the decision is durable. False: it is not made, or the owned
-        partition ended before."""
+        """Return a future about the decision on this key. True: the decision is durable. False: it
+        is not made, or the owned partition ended before."""
         decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waits[key] = decided
         return decided
 
     def tell(self, keys: list[int], *, made: bool) -> None:
-        """Answer the callers that wait for decisions about these keys: they are durable, or were
-        not made."""
+        """Answer the callers that wait for decisions about these keys. `made`: the decisions are
+        durable; else they were not made."""
         for key in keys:
             self._answer(self._waits.pop(key), made)
 
@@ -275,9 +274,9 @@ logger = logging.getLogger("tocsin.slot")
 
 
 class OwnedPartition:
-    """Shell of one `Delivery`, under one epoch. `owned`: the storage's answer to the start of the
-    epoch, under `token`. `gone` is called once, when the epoch has ended here: written, or
-    fenced."""
+    """Shell of one `Delivery`, under one epoch. `ownership`: the storage's answer to the start of
+    the epoch, under `token`. `gone` is called once, when the epoch has ended here: all is written,
+    or a newer owner exists."""
 
     def __init__(
         self,
@@ -310,13 +309,13 @@ class OwnedPartition:
         self.scheduled = float("inf")
         self.ended = False
         self.blocked = ""
-        """The reason that held it up last, while there was something to give."""
+        """The reason why nothing more was given, while there was something. "" after a push."""
         self._end_when_moved = False
         self.dead_letters_wait: TocsinError | None = None
-        """The reason why the dead-letter queue did not take messages; None: it did."""
+        """The error for which the last move of dead letters failed; None: it did not."""
         self.reasons: dict[int, str] = {}
-        """Offset → the reason that its last nack gave, of the latest ones. The storage has them
-        all."""
+        """Offset → the reason that its last nack gave, for the latest nacks with a reason. The
+        storage has all of an unsettled message."""
         self.decisions = DecisionWaiters()
         self._in_flight = 0
         """Number of deliveries in flight that its owner knows of."""
@@ -329,8 +328,7 @@ class OwnedPartition:
         self.log = self._new_log()
         self.log.on_own(delivery.epoch, ownership.cursor)
         self._abandoned = 0
-        """Number of messages that were in flight when the consumer left, and are in no count
-        now."""
+        """Number of messages in flight when the consumer left. No other count here has them now."""
         tail.follow(partition, self._certified)
         # Records may have been certified while the epoch was on its way.
         delivery.certify(tail.ends.get(partition, 0))
@@ -525,12 +523,12 @@ class OwnedPartition:
 
     @property
     def moves_dead_letters(self) -> bool:
-        """Whether it begins to move more. An owned partition that is about to end leaves that to
-        the next owner."""
+        """Whether further dead letters may be taken up. With nothing in flight while draining, the
+        next owner moves them, unless `end_when_moved` was called."""
         return not self.ended and (self._end_when_moved or not self.delivery.drained)
 
     def letter_id(self, dead: DeadLetter) -> str:
-        """Return the id of a message in the dead letters."""
+        """Return the id that a dead message has in the dead-letter queue."""
         return f"{self.id_prefix}{dead.offset}.{self.group.group_id}"
 
     def dead_lettered(self, letters: Sequence[DeadLetter], *, are_gone: bool = False) -> None:
@@ -553,7 +551,7 @@ class OwnedPartition:
         self._after(asyncio.get_running_loop().time())
 
     def count_dead_letters(self, count: int) -> None:
-        """Count messages that arrived in the dead letters, also after this has ended."""
+        """Count messages that arrived in the dead letters, also after the end of this epoch."""
         self.delivery.tally.dead_lettered += count
 
     async def find_reasons(self, letters: Sequence[DeadLetter]) -> None:
@@ -593,7 +591,8 @@ class OwnedPartition:
     # --- What the consumer says ----------------------------------------------------------------
 
     def ack_ordinary(self, push: int, delivery: list[int], now: float) -> int:
-        """Settle a whole delivery if all of it is in flight and no line waits for it; else 0."""
+        """Settle an entry of a delivery list if all of it is in flight in this push and no line
+        waits for it. Returns the number of messages; 0: that is not so, and nothing happened."""
         given = self.delivery.pushes.get(push)
         before = given.open if given is not None else 0
         count = self.delivery.ack_ordinary(push, delivery, 3, now=now)
@@ -648,7 +647,7 @@ class OwnedPartition:
         return judged
 
     def returned(self, taken: list[Taken], now: float) -> None:
-        """Note that the delivery took these back, which its consumer never saw."""
+        """Log deliveries that were taken back, because the consumer never saw them, and go on."""
         self.log.on_return(taken)
         self._after(now)
         self.owner.pump()
@@ -694,7 +693,7 @@ class OwnedPartition:
     # --- Writing -------------------------------------------------------------------------------
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
-        """Return the change to write now, for the cursor writer."""
+        """Return the change to write now; None: none, one is under way, or the epoch has ended."""
         if self.ended:
             return None  # nothing of this epoch counts any more
         write = self.delivery.take_write(wall_unix_ms=wall_unix_ms)
@@ -719,8 +718,8 @@ class OwnedPartition:
 
     # enforces: R23
     def not_written(self, error: TocsinError) -> None:
-        """Keep the write, whose outcome is not known. Unsent at-most-once messages are not sent any
-        more (R23)."""
+        """Keep a write that failed or whose outcome is not known. At-most-once messages that waited
+        for it are never sent (R23)."""
         self.delivery.not_written()
         self._release(self._writing_unsent)
         self._writing_unsent = []
@@ -731,7 +730,7 @@ class OwnedPartition:
             self.owner.release(one.count, one.reserved)
 
     def fenced(self) -> None:
-        """Stop at once, because a newer owner exists. Nothing of this epoch counts any more."""
+        """End at once, because a newer owner exists, or the group was sought or deleted."""
         if not self.ended:
             lost = [
                 (push.number, offset)
@@ -746,8 +745,8 @@ class OwnedPartition:
     # --- Ending --------------------------------------------------------------------------------
 
     def drain(self, deadline: float) -> None:
-        """Give nothing more. End when all deliveries in flight have ended, at `deadline` at the
-        latest."""
+        """Give nothing more. End when no delivery is in flight and all is written; at `deadline`
+        what is in flight is cut off."""
         if not self.delivery.draining:
             self.delivery.drain(deadline=deadline)
             self._after(asyncio.get_running_loop().time())
@@ -758,8 +757,8 @@ class OwnedPartition:
         self.drain(asyncio.get_running_loop().time())
 
     def abandon(self, *, moves: bool = False) -> None:
-        """Return everything unsettled to the group, because the consumer has left; see
-        Delivery.abandon."""
+        """End all deliveries, because the consumer has left. `moves`: it goes on at another
+        gateway, and no attempt is counted. See Delivery.abandon."""
         if not self.ended:
             if not moves:
                 self.log.on_abandon()

@@ -23,7 +23,8 @@ from push.storage_port import Storage
 
 logger = logging.getLogger("tocsin.presence")
 _FORGET_S: Final = 1.0
-"""Time for the last call at the end. Others find out without it."""
+"""Seconds that `stop` waits for the catalog to forget this gateway. Without that, other gateways
+find out by themselves."""
 
 
 class Presence:
@@ -38,19 +39,21 @@ class Presence:
         on_resume: Callable[[], None],
         on_dead: Callable[[set[str]], None],
     ) -> None:
-        """`on_return` is awaited after this gateway was alone; when it returns nothing is served
-        that others may have, and `on_resume` is called. `on_dead` is called with the dead gateways,
-        when they are others than before. None of them is called if `is_shared` is False."""
+        """`on_return` is awaited when beats are answered again after GONE_S without an answer. When
+        it returns, nothing is served here that other gateways may have taken over, and `on_resume`
+        is called. `on_dead` is called with all dead gateways whenever they are others than before.
+        None of them is called if `is_shared` is False."""
         self.is_shared = metadata.is_shared
         """Whether other gateways may work on the catalog."""
         self.gateway = secrets.token_hex(8) if metadata.is_shared else ""
-        """The name of this process; another one after each start."""
+        """The name of this process; another one after each start. "": no other gateway works on the
+        catalog."""
         self.started = float("-inf")
-        """The time at which this gateway began to wait for members that had a place in a group
-        before (R22)."""
+        """Time of `start`, by the loop's clock; minus infinity before. From then on this gateway
+        waits for members that had a place in a group before (R22)."""
         self.gives_until = float("inf")
-        """The moment of the loop's clock from which on others must take this gateway for dead, and
-        it gives out nothing."""
+        """Time, by the loop's clock, from which on this gateway gives out nothing, because others
+        must take it for dead. Answered beats move it on. Infinity: there are no others."""
         self._on_return = on_return
         self._on_resume = on_resume
         self._on_dead = on_dead
@@ -58,18 +61,19 @@ class Presence:
         self._metadata = metadata
         self._heartbeats = Heartbeats()
         self._number = 0
-        """The number of its last beat, answered or not, so that none is sent twice."""
+        """The number of this gateway's last beat, answered or not, so that none is sent twice."""
         self._dead: set[str] = set()
         self._asked_at = 0.0
         self._gaps = 0
-        """Number of times that no beat was answered for too long."""
+        """Number of times that no beat was answered for GONE_S, since `on_return` was called
+        last."""
         self._has_warned = False
-        """Whether the log has a warning since it was alone."""
+        """Whether it was logged that this gateway is cut off, since it last gave out again."""
         self._beat_task: asyncio.Task[None] | None = None
         self._return_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to send beats."""
+        """Note the time of the start, and begin to send beats if the catalog is shared."""
         loop = asyncio.get_running_loop()
         self.started = loop.time()
         if self.is_shared:
@@ -79,7 +83,8 @@ class Presence:
             self._beat_task = loop.create_task(self._beat(), name="beats")
 
     async def stop(self) -> None:
-        """Send no more beats, and have this gateway forgotten, if the catalog answers."""
+        """Send no more beats, and have the catalog forget this gateway, if it answers within a
+        second."""
         tasks = [task for task in (self._beat_task, self._return_task) if task is not None]
         for task in tasks:
             task.cancel()
@@ -93,18 +98,19 @@ class Presence:
                 logger.info("the others find out themselves that this gateway has gone")
 
     def announce(self, announcement: Callable[[], str]) -> None:
-        """Send this text with each beat from now on, for others to read (`announcements`)."""
+        """Send the text that `announcement` returns with each beat from now on, for other gateways
+        to read (`announcements`)."""
         self._announcement = announcement
 
     # --- The other gateways ----------------------------------------------------------------------
 
     @property
     def is_alone(self) -> bool:
-        """Whether others must take this gateway for dead, or it has not yet caught up since."""
+        """Whether other gateways must take this one for dead, or it has not yet caught up since."""
         return asyncio.get_running_loop().time() >= self.gives_until
 
     def dead(self, gateways: Iterable[str]) -> set[str]:
-        """Return the gateways of these that are considered dead; never includes this one."""
+        """Return those of `gateways` that are considered dead; never this gateway itself."""
         now = asyncio.get_running_loop().time()
         return {
             one
@@ -113,14 +119,15 @@ class Presence:
         }
 
     async def announcements(self) -> dict[str, str]:
-        """Return the texts that the other live gateways announce, by gateway; "": none. Raises
-        TocsinError if the catalog does not answer."""
+        """Return gateway → text that it announces, for the other live gateways; "": it announces
+        none. Raises TocsinError if the catalog does not answer."""
         texts = await self._metadata.said()
         dead = self.dead(texts)
         return {one: texts[one] for one in texts if one != self.gateway and one not in dead}
 
     def on_write(self, gateway: str) -> None:
-        """Take a gateway for alive, because it has written something."""
+        """Take another gateway for alive, because it has written to a group's row. Its silence
+        begins anew."""
         self._heartbeats.heard(gateway, now=asyncio.get_running_loop().time())
 
     def is_chosen(self, group_id: str) -> bool:
@@ -132,11 +139,13 @@ class Presence:
         )
 
     def live(self) -> tuple[str, ...]:
-        """Return all live gateways, with this one. Empty: there are never others."""
+        """Return the names of all live gateways, this one included. Empty: no other gateway works
+        on the catalog."""
         return tuple(sorted({*self._heartbeats.there(), self.gateway})) if self.is_shared else ()
 
     def facts(self) -> dict[str, object]:
-        """Describe this gateway's presence to operators."""
+        """Describe this gateway's presence to operators. Empty: no other gateway works on the
+        catalog."""
         if not self.is_shared:
             return {}
         return {
@@ -203,7 +212,7 @@ class Presence:
 
 
 class Availability:
-    """Readiness of this gateway for traffic. It leaves once, and is not ready from then on."""
+    """Readiness of this gateway for traffic. After `leave` it is never ready again."""
 
     def __init__(self, storage: Storage, metadata: Metadata, presence: Presence) -> None:
         self._storage = storage
@@ -216,7 +225,8 @@ class Availability:
         self.is_leaving = True
 
     async def reasons(self) -> list[str]:
-        """Name what is not ready, one sentence each; empty: ready."""
+        """Return why this gateway is not ready for traffic, one sentence for each reason; empty: it
+        is ready."""
         reasons: list[str] = []
         if self.is_leaving:
             reasons.append("draining: this gateway is going down")

@@ -40,15 +40,15 @@ from push.storage_port import OWNER_BYTES
 from push.transit import Transit
 
 Named = list[tuple[int, Receipt]]
-"""Receipts, each with its place in the request."""
+"""Receipts, each with its index in the request: [(index, receipt), …]."""
 
 
 @dataclass(slots=True)
 class _Asked:
-    """Progress of one request."""
+    """Progress of one request that settles, returns or extends deliveries by receipts."""
 
     counted: dict[int, bool] = field(default_factory=dict)
-    """Place in the request → whether the delivery counted; False: it has ended."""
+    """Index in the request → whether the delivery counted; False: it has ended."""
     touched: dict[int, OwnedPartition] = field(default_factory=dict)
     elsewhere: dict[tuple[int, int], Named] = field(default_factory=dict)
     """Receipts for owners at other gateways, by partition and epoch."""
@@ -76,8 +76,9 @@ class PullSettling:
         reason: str | None = None,
         reject: bool = False,
     ) -> PullSettled:
-        """Judge each receipt by the owned partition that gave it. Returns when the effect is
-        durable.
+        """Settle, return or extend the deliveries that receipts name, each judged by the owned
+        partition that gave it. `seconds`: a nack's delay or an extend's lease; None: the group's.
+        Returns when the effect is durable.
 
         Raises:
             Unknown: the outcome of some of them is not known; sending all of them again is safe.
@@ -160,7 +161,8 @@ async def _all_of(
 
 
 STORAGE_S: Final = 1.0
-"""Longest time for which a pull that does not wait for messages waits for the storage."""
+"""Seconds from its request on in which a pull without messages is not answered while the storage
+may soon bring some, even if it does not wait for messages."""
 _MESSAGE = msgspec.json.Decoder(Message)
 
 
@@ -181,14 +183,15 @@ class _Pull:
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """A large answer, and the knowledge of its way to its client."""
+    """A large answer to a pull, and how far it is known to have come on its way to the client."""
 
     transit: Transit
     mark: int
     taken_bytes: Callable[[], int | None]
 
     def look(self, now: float) -> None:
-        """Look how far it has come. TCP's other end is all that can be seen of an answer."""
+        """Look how far the answer has come. The bytes that TCP's other end has taken are all that
+        can be seen of that."""
         taken_bytes = self.taken_bytes()
         if taken_bytes is None:
             self.transit.answered(self.mark, now=now)
@@ -197,12 +200,12 @@ class _Answer:
 
 
 class PullConsumer:
-    """The virtual consumer of one group's pulls."""
+    """The virtual consumer of one group's pulls at this gateway."""
 
     pulls = True
 
     def __init__(self, runtime: GroupRuntime, receipts: Receipts, gateway: str) -> None:
-        """`gateway`: its name, if there are several."""
+        """`gateway`: the gateway's name; "": there is only one."""
         self.runtime = runtime
         self.name = f"pulls-{gateway}" if gateway else "pulls"
         self.linger_s = 0.0
@@ -218,7 +221,7 @@ class PullConsumer:
         self._turn = 0
         self._in_flight = 0
         self._answers: dict[tuple[int, int, int], _Answer] = {}
-        """(partition, epoch, push) → the large answer that it went with."""
+        """(partition, epoch, push) → the large answer in which messages of the push went out."""
 
     def described(self) -> OwnerDescription:
         return OwnerDescription(consumer=self.name, transport="pull")
@@ -230,8 +233,9 @@ class PullConsumer:
 
     # enforces: R24
     def is_idle(self, now: float) -> bool:
-        """Whether it should leave. If there is no other consumer, messages in flight keep it,
-        because leaving would cut off their leases and help nobody."""
+        """Whether it should leave, because no pull has waited for PULL_IDLE_S and no large answer
+        moves. If there is no other consumer, messages in flight keep it, because leaving would cut
+        off their leases and help nobody."""
         if self.busy or now - self.last_pull <= limits.PULL_IDLE_S:
             return False
         if any(answer.transit.moves(now=now) for answer in self._answers.values()):
@@ -249,8 +253,8 @@ class PullConsumer:
         return min(self._serving.room, max(0, limits.IN_FLIGHT_PULLED_MAX - self._in_flight))
 
     def share(self) -> Share:
-        """Return the share that a key may have of what is available: all of it, while there is room
-        for leases."""
+        """Return the share that one key may have of what is available: all of it, while less than
+        half of IN_FLIGHT_PULLED_MAX is in flight."""
         room = limits.IN_FLIGHT_PULLED_MAX - self._in_flight
         return share(room, room - kept(limits.IN_FLIGHT_PULLED_MAX), self._in_flight)
 
@@ -263,7 +267,7 @@ class PullConsumer:
         return "in_flight" if self._in_flight >= limits.IN_FLIGHT_PULLED_MAX else "credit"
 
     def pump(self) -> None:
-        """Serve waiting pulls at the end of this turn of the loop."""
+        """Serve waiting pulls in the next turn of the loop."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -295,7 +299,8 @@ class PullConsumer:
         self._serving = None
 
     def reserve(self, count: int) -> object:
-        """Reserve room in the pull that is being served, for messages that are being settled."""
+        """Reserve room in the pull that is being served, for messages that are being settled before
+        they are handed over (R23). Returns that pull."""
         pull = self._serving
         assert pull is not None  # else nothing is available
         pull.reserved += count
@@ -313,7 +318,8 @@ class PullConsumer:
     def deliver(
         self, owned: OwnedPartition, record: Record, push: Push, reserved: object = None
     ) -> bool:
-        """Put messages into the pull that is being served, or that they were reserved for."""
+        """Put the messages of a push into the pull that is being served, or that they were reserved
+        for."""
         count = push.count
         pull = self._serving
         if isinstance(reserved, _Pull):
@@ -436,8 +442,9 @@ class PullConsumer:
                 yield owned, receipt
 
     def _awaits_storage(self, pull: _Pull) -> bool:
-        """Whether the storage answers soon with messages that this pull may get. An empty answer
-        before that would claim that there are none."""
+        """Whether to wait on for a pull, because messages are being settled for it, or the storage
+        may soon answer with some (until STORAGE_S). An empty answer before that would claim that
+        there are none."""
         if pull.reserved:
             return True
         if pull.answered.done() or asyncio.get_running_loop().time() >= pull.asked_at + STORAGE_S:
@@ -448,7 +455,8 @@ class PullConsumer:
         return is_coming or is_read or self._scheduled  # a partition, or a record, has just come
 
     async def pull(self, messages_max: int, wait_s: float) -> list[PulledMessage]:
-        """Wait for messages."""
+        """Return up to `messages_max` messages, as soon as there are some. After `wait_s` seconds
+        return none, unless the storage may soon bring some (STORAGE_S)."""
         loop = asyncio.get_running_loop()
         pull = _Pull(messages_max, loop.create_future(), asked_at=loop.time())
         self._waiting.append(pull)
@@ -486,11 +494,12 @@ class Pulls:
         self._settling = PullSettling(groups, receipts, owner_client)
         self._consumers: dict[str, PullConsumer] = {}
         self._joining = WeakValueDictionary[str, asyncio.Lock]()
-        """Group → lock of a consumer that joins in its name, while a pull waits for that."""
+        """Group id → lock under which its virtual consumer is found or made; dropped when no pull
+        waits for it."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: Counter[Principal] = Counter()
-        """Number of pulls that wait, by principal."""
+        """Principal → number of its pulls that are under way."""
         self._draining = False
 
     async def pull(
@@ -503,7 +512,8 @@ class Pulls:
         who: Principal = ANYBODY,
     ) -> list[PulledMessage]:
         """Return up to `messages_max` messages; wait up to `wait_s` seconds for the first one.
-        `who`: the principal, because none may take all the places to wait."""
+        `who`: the principal that pulls. Raises Refused(too_many) if too many pulls wait, of this
+        principal or of all."""
         if not has_room(self._held[who], 1, self.waiting, limits.PULLS_WAITING_MAX):
             raise Refused("too_many", "too many pulls wait here", 1.0)
         self._held[who] += 1
@@ -517,7 +527,7 @@ class Pulls:
 
     @property
     def waiting(self) -> int:
-        """Number of pulls that wait."""
+        """Number of pulls of this gateway that are under way."""
         return self._held.total()
 
     async def _consumer(self, queue: Queue, group: Group) -> PullConsumer:
@@ -539,7 +549,8 @@ class Pulls:
             self._sweeper = asyncio.get_running_loop().call_later(1.0, self._sweep)
 
     def _sweep(self) -> None:
-        """Let virtual consumers leave that get no pulls. Their partitions drain to others."""
+        """Look at large answers, and let virtual consumers leave that get no pulls. Their
+        partitions drain to others."""
         self._sweeper = None
         loop = asyncio.get_running_loop()
         for group_id, consumer in list(self._consumers.items()):
@@ -555,7 +566,8 @@ class Pulls:
     # --- Receipts ------------------------------------------------------------------------------
 
     async def ack(self, queue: Queue, group: Group, receipts: list[str]) -> PullSettled:
-        """Settle deliveries. The effect is durable when this returns."""
+        """Settle the deliveries that these receipts name. The effect is durable when this
+        returns."""
         return await self._settling.settle(queue, group, receipts, "ack", None)
 
     async def nack(
@@ -568,8 +580,8 @@ class Pulls:
         reason: str | None = None,
         reject: bool = False,
     ) -> PullSettled:
-        """Return deliveries. They come again after `delay_s` or the backoff, or (`reject`) not at
-        all. The effect is durable when this returns."""
+        """Return the deliveries that these receipts name. They come again after `delay_s` or the
+        backoff, or (`reject`) not at all. The effect is durable when this returns."""
         return await self._settling.settle(
             queue, group, receipts, "nack", delay_s, reason=reason, reject=reject
         )
@@ -577,11 +589,13 @@ class Pulls:
     async def extend(
         self, queue: Queue, group: Group, receipts: list[str], lease_s: float | None
     ) -> PullSettled:
-        """Prolong leases to `lease_s` seconds from now, or the group's lease."""
+        """Prolong the leases of the deliveries that these receipts name to `lease_s` seconds from
+        now, or the group's lease."""
         return await self._settling.settle(queue, group, receipts, "extend", lease_s)
 
     def release(self, queue: Queue, group: Group, messages: Sequence[PulledMessage]) -> None:
-        """Return messages that were given and could not be handed over, at once."""
+        """Give messages of a pull, which could not be handed over to its client, back to the group,
+        at once and uncounted."""
         consumer = self._consumers.get(group.group_id)
         if consumer is not None:
             consumer.give_back(messages)
@@ -606,6 +620,6 @@ class Pulls:
             consumer.answer_all()
 
     def close(self) -> None:
-        """Stop sweeping."""
+        """Stop looking for virtual consumers that get no pulls."""
         if self._sweeper is not None:
             self._sweeper.cancel()

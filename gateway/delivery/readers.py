@@ -38,7 +38,7 @@ from push.storage_port import PartitionState, Storage
 from push.subscription import CreditWindow
 
 Framed = tuple[bytes, int]
-"""A push, and the bytes of its messages."""
+"""(encoded frame of a push, size in bytes of its messages)."""
 
 
 class Reader:
@@ -54,21 +54,23 @@ class Reader:
         self._owner = owner
         self.link = link
         self.is_socket = link.transport == "websocket"
-        """Whether it ends with its transport."""
+        """Whether its messages go over a WebSocket, and not by long poll. A reader ends with its
+        transport."""
         self.subscription = subscription
         self.hashes = hashes
         """Hashes of the keys that it wants; None: everything."""
         self.credit = CreditWindow()
         self.verdicts: list[dict[str, object]] = []
         self.behind: dict[int, int] = {}
-        """Partition → next offset, of those in which it is not at the tail."""
+        """Partition → next offset to read for it, of the partitions in which it is behind the
+        tail."""
         self.floors: dict[int, int] = {}
         """Partition → offset from which on it takes part in fan-outs again, after it was behind."""
         self.catching_up: asyncio.Task[None] | None = None
         self.closed = False
 
     def give(self, framed: Framed, count: int) -> None:
-        """Push messages that it `takes`."""
+        """Push an encoded frame of `count` messages, for which `takes` was True."""
         frame, size = framed
         self.credit.spend(count)
         self.link.account.counter(self._owner.queue.name).count_delivered(count, size)
@@ -84,7 +86,8 @@ class Reader:
         return self.credit.sent
 
     def grant(self, granted_total: int) -> None:
-        """Raise the credit, which is counted absolutely (R25). Raises Refused(too_many)."""
+        """Raise the credit to `granted_total`, counted since the subscription began (R25). Raises
+        Refused(limit_reached)."""
         self.credit.grant(granted_total)
         self.pump()
 
@@ -108,24 +111,25 @@ class Reader:
         )
 
     def end(self, why: Refused) -> None:
-        """Close it, and inform its session of the reason."""
+        """Close the reader, and send its client the reason. If it is closed already, do nothing."""
         if not self.closed:
             self.link.send(frames.error(why, subscription=self.subscription))
             self.close()
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the reader. It leaves its queue's readers, and is given nothing more."""
         if not self.closed:
             self.closed = True
             self._owner.remove(self)
 
 
 Pieces = list[tuple[int, int]]
-"""(first, last) offset of each push."""
+"""(first, last) offset of each push that a record is cut into."""
 
 
 def fitting(record: Record, offsets: list[int]) -> int:
-    """Return how many of these messages one push holds; one at least."""
+    """Return how many of these offsets of a record, the first ones, go into one push of
+    PUSH_BYTES_MAX; at least one."""
     if len(record.payload) <= limits.PUSH_BYTES_MAX:
         return len(offsets)
     size = count = 0
@@ -138,7 +142,7 @@ def fitting(record: Record, offsets: list[int]) -> int:
 
 
 def pieces(record: Record) -> Pieces:
-    """Cut a record into pushes."""
+    """Cut a record into pushes of PUSH_BYTES_MAX and PUSH_MESSAGES_MAX at most."""
     cut: Pieces = []
     first = record.first
     while first <= record.last:
@@ -151,20 +155,22 @@ def pieces(record: Record) -> Pieces:
 
 
 SLICE = 64
-"""Readers that a queue serves in one turn, which takes less than a millisecond. A publish meets
-three turns."""
+"""Largest number of readers of a queue that are given a record in one turn of the loop, which takes
+less than a millisecond. A publish meets three turns."""
 SLICE_BYTES = 128 * 1024
-"""The same in bytes, which are copied into as many sockets."""
+"""Largest number of bytes that readers of a queue are given in one turn of the loop, because they
+are copied into as many sockets. One reader is always served."""
 FAN_OUTS_MAX = 256
-"""Bound on records that wait to be fanned out. If more come than go out, every reader reads the log
-(P9)."""
+"""Largest number of records of a queue that wait to be fanned out. If more come than go out, every
+reader reads the log by itself (P9)."""
 CATCH_UPS_MAX = 16
 POSITIONS_EVERY_S = 30.0
-"""Interval at which a filtered reader learns how far it has come without a message."""
+"""Seconds between two reports to readers with a filter of how far they have come, perhaps without a
+message."""
 RETRY_AFTER_S = 0.5
 FOLLOW_AFTER_S = 1.0
-"""Time after which readers that stay have the storage check the ends of their partitions, as it
-does for partitions that are read. That makes up for a lost wake-up (R10)."""
+"""Seconds after a queue's first reader came until each of its partitions is read once. The storage
+checks the ends of partitions that were read, which makes up for a lost wake-up (R10)."""
 
 
 class _NotCertified(Refused):
@@ -173,7 +179,7 @@ class _NotCertified(Refused):
 
 
 class QueueReaders:
-    """The readers of one queue."""
+    """The readers of one queue at this gateway. `empty` is called when the last one is removed."""
 
     def __init__(
         self,
@@ -192,13 +198,14 @@ class QueueReaders:
         self.queue = queue
         self._empty = empty
         self.next: dict[int, int] = {}
-        """Partition → offset after the last one that went to the tail's readers."""
+        """Partition → end of what was handed to the readers at the tail, or left to each to read
+        from the log."""
         self.prefixes: dict[int, str] = {}
         self.generations: dict[int, int] = {}
         self._plain: dict[Reader, None] = {}
         self._left_behind: dict[Reader, None] = {}
-        """Plain readers that are behind everywhere, so that a stalled reader costs nothing for each
-        record."""
+        """Readers without a filter that have fallen behind in every partition. They are kept apart,
+        so that a stalled reader costs nothing for each record."""
         self._filtered: dict[Reader, None] = {}
         self._by_hash: dict[int, dict[Reader, None]] = {}
         self._fan_outs: deque[tuple[int, Record, CommitTimes, Pieces, list[Reader]]] = deque()
@@ -246,7 +253,8 @@ class QueueReaders:
                 self._fan_filtered(number, record, stages)
 
     def _leave_behind(self, number: int) -> None:
-        """Let each reader read this partition on by itself, from the record on its way to it on."""
+        """Let each reader read this partition from the log, from the first record that waits to be
+        fanned out to it, or from what comes next."""
         on_its_way: dict[Reader, int] = {}
         for other, record, _, _, readers in self._fan_outs:
             if other == number:
@@ -295,8 +303,8 @@ class QueueReaders:
             self._fan_out_soon()
 
     def _has_passed(self, reader: Reader, number: int, record: Record) -> bool:
-        """Whether a reader has read this record while it was behind. If its credit ended within the
-        record, it reads on there."""
+        """Whether a reader has read this record from the log while it was behind. If its credit
+        ended within the record, it goes on there, behind again."""
         floor = reader.floors.get(number, 0)
         if record.first < floor <= record.last:
             self._fall_behind(reader, number, floor)
@@ -350,8 +358,8 @@ class QueueReaders:
     def _picked(
         self, reader: Reader, number: int, record: Record, offsets: list[int], next_offset: int
     ) -> Framed:
-        """Encode a frame of single messages. `next_offset`: the one after them, and after those
-        that the filter skips."""
+        """Encode a push of single messages of a record. `next_offset`: the offset at which the
+        reader goes on, behind these messages and those that its filter skips."""
         head = frames.reader_head(
             subscription=reader.subscription,
             partition=number,
@@ -397,10 +405,8 @@ class QueueReaders:
                 return
 
     async def _step(self, reader: Reader, number: int) -> bool:
-        """Give the messages of one read of one partition. False: nothing could be given.
-
-        Raises _NotCertified.
-        """
+        """Read one partition once for a reader, and give it what it takes. False: its position has
+        not moved. Raises TocsinError, such as _NotCertified."""
         begin = reader.behind[number]
         if begin >= self.next[number]:
             self._rejoin(reader, number, begin)
@@ -428,7 +434,8 @@ class QueueReaders:
 
     # enforces: P10, R26
     def _advance(self, reader: Reader, number: int, to: int, at: int) -> None:
-        """Move a reader on, and inform it of a gap, which is no longer retained (P10)."""
+        """Move a reader on from `at` to `to`, and inform its client that the messages between are
+        no longer retained (P10)."""
         gap = overtaken(at, to)
         reader.behind[number] = to
         if gap is not None:
@@ -443,7 +450,8 @@ class QueueReaders:
             reader.link.send(frames.push_frame(head, b""))
 
     def _give(self, reader: Reader, number: int, record: Record) -> bool:
-        """Give it its part of a record. False: it takes no more now."""
+        """Give a reader that is behind what it wants of a record, from its position on. False: it
+        takes no more now."""
         at = max(reader.behind[number], record.first)
         if reader.hashes is not None:
             offsets = [
@@ -496,7 +504,7 @@ class QueueReaders:
                 self._by_hash.setdefault(hashed, {})[reader] = None
 
     def remove(self, reader: Reader) -> None:
-        """Forget a reader, which is closed."""
+        """Forget a reader, which is closed. After the last one `empty` is called."""
         self._plain.pop(reader, None)
         self._left_behind.pop(reader, None)
         if self._filtered.pop(reader, 0) is None:
@@ -573,11 +581,13 @@ class Readers:
         position: frames.Position | None,
         credit: int,
     ) -> Reader:
-        """Make a reader with its verdicts; `start` and `position` exclude each other.
+        """Make a reader, which takes part from now on, with its `verdicts`: where it goes on in
+        each partition. `start` and `position` exclude each other.
 
         Raises:
-            Refused: position_unknown: the position is of another queue; invalid_request: it names
-                no partitions; storage_unavailable: the storage has no such queue.
+            Refused: position_unknown: the position is of another queue; invalid_request: it does
+                not name partitions by their numbers, or there is a `start` as well;
+                storage_unavailable: the storage has no such queue.
         """
         if start is not None and position is not None:
             raise Refused("invalid_request", "start and position exclude each other")
@@ -622,7 +632,7 @@ class Readers:
         return reader
 
     def _readers_of(self, queue: Queue, states: Sequence[PartitionState]) -> QueueReaders:
-        """Make the shared part of a queue's readers, and keep it while there is one."""
+        """Make the QueueReaders of a queue, and keep it until its last reader is removed."""
         made = self._queues[queue.queue_id] = QueueReaders(
             self._tail,
             queue,
@@ -637,7 +647,8 @@ class Readers:
     async def _starts(
         self, states: Sequence[PartitionState], start: str | int | None
     ) -> dict[int, int]:
-        """Return the offset from which each partition is read; one not named, from its end."""
+        """Return partition → offset from which a new reader begins, by `start`. In partitions left
+        out it begins at the end."""
         if start == "earliest":
             return {state.partition.number: state.start for state in states}
         if isinstance(start, int):
@@ -648,7 +659,7 @@ class Readers:
         return {}
 
     def counts(self) -> dict[str, int]:
-        """Number of readers by queue id, of queues that have some."""
+        """Return queue id → number of readers, for the queues that have some here."""
         return {queue_id: len(readers) for queue_id, readers in self._queues.items()}
 
     def _closed(self, queue_id: str) -> None:
@@ -665,7 +676,8 @@ class Readers:
 def _resume(
     queue: Queue, position: frames.Position, states: Iterable[PartitionState]
 ) -> tuple[dict[int, int], list[dict[str, object]]]:
-    """Return where each partition goes on, and the verdict about it."""
+    """Return (partition → offset at which reading goes on, the verdict about each partition for the
+    client). Raises Refused: position_unknown or invalid_request."""
     if position.queue_id != queue.queue_id:
         raise Refused("position_unknown", "the position is of another queue of that name")
     places: dict[int, PartitionPosition] = {}

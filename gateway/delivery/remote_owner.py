@@ -51,14 +51,15 @@ class OwnerAnswer(NamedTuple):
     """The answer to one letter."""
 
     verdicts: str | None
-    """Verdicts, a character for each delivery or key, or UNREADABLE. None: the letter's epoch has
-    ended."""
+    """Verdicts, a character for each delivery or key that the letter names, or UNREADABLE. None:
+    the letter's epoch has ended."""
     may_have_been_read: bool = True
-    """Whether the owner of that epoch may have acted on it."""
+    """Whether the letter may have been in the inbox, so that the owner of its epoch may have acted
+    on it."""
 
 
 class OwnerClient:
-    """Requests of this gateway to owners at others."""
+    """Sender of this gateway's letters to owners at other gateways. It waits for their answers."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -72,13 +73,19 @@ class OwnerClient:
             wait.set()
 
     def new_id(self) -> str:
-        """Make an id for one letter."""
+        """Return a random id for a letter. It begins with the name under which this OwnerClient is
+        notified of the answer."""
         return self._name + os.urandom(8).hex()
 
     async def ask(self, place: CursorPlace, letter: Letter) -> str:
-        """Return the owner's verdicts about deliveries, once they are durable. Those of an epoch
-        that has ended are stale, unless its owner may have taken an ack up. Raises Unknown for
-        that, and the errors of `put`. Asking anew, under another id, is safe."""
+        """Return the owner's verdicts about the deliveries that a letter names, SETTLED or STALE
+        for each, once their effect is durable. If the letter's epoch has ended, all are STALE.
+
+        Raises:
+            Unknown: no answer came in time, the owner could not read the letter, or its epoch ended
+                and an ack may have been taken up before. Asking anew, under another id, is safe.
+            Refused: as for `put`.
+        """
         said = await self.put(place, letter, self.new_id(), limits.LETTER_DEADLINE_S)
         is_open = said.verdicts is None and said.may_have_been_read and letter.verb == "ack"
         if is_open or PERHAPS in (said.verdicts or ""):
@@ -92,10 +99,11 @@ class OwnerClient:
     async def put(
         self, place: CursorPlace, letter: AnyLetter, letter_id: str, within_s: float
     ) -> OwnerAnswer:
-        """Return the owner's answer, once its effect is durable.
+        """Put a letter into the inbox of `place`, again and again, until it is answered. Returns
+        the owner's answer, once its effect is durable, or that the letter's epoch has ended.
 
         Raises:
-            Unknown: no answer came within this time; asking again under this id is safe.
+            Unknown: no answer came within `within_s` seconds; asking again under this id is safe.
             Refused: nothing happened: overloaded, group_not_found, storage_unavailable.
         """
         if len(self._waits) >= limits.LETTERS_UNDER_WAY_MAX:
@@ -137,8 +145,8 @@ class OwnerClient:
 
 
 def owned_of(runtime: GroupRuntime | None, number: int, epoch: int) -> OwnedPartition | None:
-    """Return the owned partition here that gives a partition under this epoch; None: there is
-    none."""
+    """Return this gateway's owned partition `number` if it is owned under `epoch` now; else
+    None."""
     owned = runtime.owned_partitions.get(number) if runtime is not None else None
     return (
         owned if owned is not None and not owned.ended and owned.delivery.epoch == epoch else None
@@ -146,7 +154,8 @@ def owned_of(runtime: GroupRuntime | None, number: int, epoch: int) -> OwnedPart
 
 
 def newest_here(runtime: GroupRuntime | None, number: int) -> int:
-    """Return the newest epoch of a partition that is, or was, owned here; 0: none."""
+    """Return the newest epoch under which this gateway owns, or has owned, partition `number`; 0:
+    it has not owned it."""
     if runtime is None:
         return 0
     owned = runtime.owned_partitions.get(number)
@@ -154,7 +163,9 @@ def newest_here(runtime: GroupRuntime | None, number: int) -> int:
 
 
 def has_ended(runtime: GroupRuntime | None, number: int, epoch: int) -> bool:
-    """Whether it is known here that nothing of this epoch counts any more."""
+    """Whether this gateway knows that `epoch` of partition `number` has ended. It knows that if it
+    has owned the partition under this epoch or a newer one, and does not own it under this one
+    now."""
     is_live = owned_of(runtime, number, epoch) is not None
     return not is_live and epoch <= newest_here(runtime, number)
 
@@ -169,8 +180,9 @@ def judge(
     reason: str | None = None,
     reject: bool = False,
 ) -> bool:
-    """Settle, return or extend a delivery as `verb` says, and return whether it counted. False: the
-    (push, offset) has ended. For the other parameters see Letter."""
+    """Settle, return or extend the delivery (push, offset), as `verb` says. Returns whether it took
+    effect, or an ack had settled it before; False: the delivery has ended. `seconds`, `reason` and
+    `reject` are those of a Letter."""
     push, offset = delivery
     judged: Judged
     if verb == "ack":
@@ -186,7 +198,8 @@ def judge(
 
 
 class _Durable(AckWaiter):
-    """A future that says whether everything settled is durable."""
+    """A waiter with a future: True when the settlements waited for are durable, False if that will
+    never be known here."""
 
     __slots__ = ("future",)
 
@@ -195,23 +208,25 @@ class _Durable(AckWaiter):
         self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def answer(self) -> None:
-        """Resolve the future, unless its waiter has gone."""
+        """Resolve the future, unless the coroutine that awaits it has gone."""
         if not self.future.done():
             self.future.set_result(self.durable)
 
 
 async def durable(owned_partitions: Collection[OwnedPartition], now: float) -> bool:
-    """Wait until changes of these owned partitions are durable. False: that will never be known
-    here of one of them, because its epoch has ended."""
+    """Wait until the changes made in these owned partitions so far are durable. False: for one of
+    them that will never be known here, because its epoch has ended."""
     waiter = _Durable()
     waiter.write(owned_partitions, now)
     return await waiter.future
 
 
 async def unpark(storage: Storage, owned: OwnedPartition, letter: Unpark) -> str:
-    """Take up the keys that are parked as the letter says, and none that was parked anew since, or
-    has another head. Returns the verdicts when all of it is durable or the owned partition has
-    ended. Raises TocsinError if nothing happened."""
+    """Carry out a letter's decision about parked keys. Returns a verdict for each key once all
+    outcomes are known. SETTLED: the decision is durable. PERHAPS: the epoch ended before that, or
+    the key has another head by now. STALE: the key is not parked as the letter says, or has a
+    decision already. Raises TocsinError if the parked keys cannot be read; then nothing
+    happened."""
     parked = {
         (f"{line.key_hash:016x}", line.since_unix_ms, line.head): line
         for line in await storage.parked(owned.place)
@@ -233,22 +248,27 @@ _LOG = logging.getLogger("tocsin.inbox")
 
 
 class OwnerServer:
-    """Answers of this gateway to letters for the owners that are here."""
+    """Reader of the inboxes of partitions that this gateway owns or has owned. It judges the
+    letters and answers them."""
 
     def __init__(self, inbox: Inbox, storage: Storage, groups: Groups) -> None:
         self._inbox = inbox
         self._storage = storage
         self._groups = groups
         self.unreadable_total = 0
-        """Number of letters that could not be read here, and were passed over."""
+        """Number of texts in inboxes that were no letters, and were passed over with the answer
+        UNREADABLE."""
         self._taking: dict[CursorPlace, bool] = {}
-        """Inboxes that are being read, and whether something came meanwhile."""
+        """Place of an inbox that is being read → whether another notice of a letter came
+        meanwhile."""
         self._answering: set[tuple[CursorPlace, str]] = set()
-        """Letters that were judged, and wait for that to be durable."""
+        """(place, letter id) of letters whose verdicts are being found out, made durable, or
+        written."""
         self._in_doubt: OrderedDict[tuple[CursorPlace, str], None] = OrderedDict()
-        """The latest letters that were judged, and whose epoch ended before that was durable."""
+        """(place, letter id) of the latest letters that were judged, and whose epoch ended before
+        the effect was known to be durable."""
         self._said: OrderedDict[tuple[CursorPlace, str], _Verdicts] = OrderedDict()
-        """The answers to the latest letters."""
+        """(place, letter id) → verdicts of the latest letters that were judged here, durably."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._looker: asyncio.TimerHandle | None = None
         self._closed = False
@@ -297,7 +317,8 @@ class OwnerServer:
     # --- Taking letters ------------------------------------------------------------------------
 
     def came(self, place: CursorPlace) -> None:
-        """Read an inbox in which a letter may be."""
+        """Read the inbox of this place, in which a letter may be, if this gateway owns or has owned
+        the partition."""
         runtime = self._groups.runtimes.get(place.group_id)
         if self._closed or not newest_here(runtime, place.partition.number):
             return
@@ -321,7 +342,8 @@ class OwnerServer:
             del self._taking[place]
 
     def _judge(self, place: CursorPlace, letters: Sequence[tuple[str, bytes]]) -> None:
-        """Judge new letters; the others are answered as before."""
+        """Judge the letters of an inbox that are new, and answer those that were judged before with
+        the same verdicts. If LETTERS_UNDER_WAY_MAX are under way, the rest waits."""
         now = asyncio.get_running_loop().time()
         batch = _Batch(place)
         for letter_id, text in letters:
@@ -348,8 +370,8 @@ class OwnerServer:
     def _verdicts(
         self, batch: "_Batch", letter_id: str, letter: Letter, now: float
     ) -> "_Verdicts | None":
-        """Judge a letter's deliveries; None: another gateway has to judge it, or it has to be
-        looked up."""
+        """Judge a letter's deliveries. None: another gateway has to judge the letter, or its
+        messages are being looked up, and `_look_up` answers it."""
         place = batch.place
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
         owned = owned_of(runtime, number, letter.epoch)
@@ -381,7 +403,7 @@ class OwnerServer:
         return _Verdicts(STALE * letter.count, None)
 
     async def _look_up(self, place: CursorPlace, letter_id: str, letter: Letter) -> None:
-        """Look up the messages of an ack whose owner, at another gateway, has been replaced, and
+        """Look up the messages of an ack whose epoch has ended, usually at another gateway, and
         write the answer. A message that is settled now may have been settled by this ack, and only
         the owner's answer was lost: PERHAPS. One that is not settled, or was settled without any
         ack, was not settled by this ack and will not be, because a newer epoch exists: STALE."""
@@ -400,7 +422,8 @@ class OwnerServer:
             self._answering.discard((place, letter_id))
 
     def _passed_over(self, place: CursorPlace, letter_id: str, text: bytes) -> "_Verdicts | None":
-        """Answer a text that is no letter. None: the next owner may be able to read it."""
+        """Return the verdicts for a text that is no letter. None: this gateway does not own the
+        partition at the moment, and the next owner may be able to read the text."""
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
         epoch = newest_here(runtime, number)
         if owned_of(runtime, number, epoch) is None:
@@ -466,7 +489,8 @@ class OwnerServer:
         owned: OwnedPartition | None,
         said: str | None,
     ) -> None:
-        """Decide about parked keys, and answer. `said`: the verdicts, if they are known already."""
+        """Carry out a letter's decision about parked keys, and answer the letter. `said`: the
+        verdicts, if they are known already."""
         try:
             if said is None and owned is not None:
                 said = await unpark(self._storage, owned, letter)
@@ -479,7 +503,8 @@ class OwnerServer:
 
 
 def _may_be_written_to(owned: OwnedPartition) -> bool:
-    """Whether it has deliveries or lines that letters may name."""
+    """Whether letters may come for this owned partition: pulled messages are in flight, or its keys
+    are parked when exhausted, and some keys wait."""
     delivery = owned.delivery
     if delivery.settings.pulls and delivery.pushes:
         return True
@@ -505,7 +530,7 @@ class _Batch:
         return {(self.place, letter_id) for letter_id in self.verdicts}
 
     def answers(self, epoch: int | None) -> dict[str, str]:
-        """Return the verdicts that need this epoch, by the letters' ids."""
+        """Return letter id → verdicts, of the letters whose verdicts need this epoch."""
         return {
             letter_id: one.said for letter_id, one in self.verdicts.items() if one.epoch == epoch
         }

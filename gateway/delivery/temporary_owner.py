@@ -21,7 +21,7 @@ from push.record import Record
 
 
 class NullConsumer:
-    """The consumer of a partition that has none. It is given nothing."""
+    """The consumer in whose name the temporary owner owns a partition. It is given nothing."""
 
     blocked_by = "no_consumer"
     pulls = False
@@ -40,7 +40,7 @@ class NullConsumer:
     def deliver(
         self, owned: OwnedPartition, record: Record, push: Push, reserved: object = None
     ) -> bool:
-        """Do nothing. Never called, because nothing is available."""
+        """Return False. Never called, because nothing is available."""
         return False
 
     def reserve(self, count: int) -> object:
@@ -53,7 +53,7 @@ class NullConsumer:
         """Do nothing. Never called, because nothing is in flight."""
 
     def arrived(self, owned: OwnedPartition, push: Push) -> float | None:
-        """Do nothing. Never called, because nothing is in flight."""
+        """Return the time of giving. Never called, because nothing is in flight."""
         return push.given_at
 
     def lapsed(self, given_at: float) -> None:
@@ -67,7 +67,7 @@ class NullConsumer:
 
 
 class TemporaryOwner:
-    """Ownership of partitions for a moment."""
+    """Ownership, for a moment, of partitions of groups that have no consumers."""
 
     def __init__(self, context: DeliveryContext, groups: Groups, metadata: Metadata) -> None:
         self._context = context
@@ -76,7 +76,7 @@ class TemporaryOwner:
         self._owning: set[CursorPlace] = set()
 
     def is_served(self, group: Group) -> bool:
-        """Whether the group has consumers here."""
+        """Whether the group has consumers at this gateway."""
         runtime = self._groups.runtimes.get(group.group_id)
         return runtime is not None and bool(runtime.members)
 
@@ -84,12 +84,13 @@ class TemporaryOwner:
     async def own(
         self, queue: Queue, group: Group, partition: Partition
     ) -> AsyncIterator[OwnedPartition | None]:
-        """Own a partition. Afterwards its dead messages are moved, everything is written, and it
-        ends. After an error it ends as it is. None: the group has consumers, here or at another
+        """Own a partition within the block, which gets the owned partition. After the block its
+        dead messages are moved, everything is written, and the owned partition ends. If the block
+        raises, it ends without moving them. None: the group has consumers, here or at another
         gateway, or the temporary owner owns the place already.
 
         Raises:
-            TocsinError: owning failed; nothing happened.
+            TocsinError: the partition could not be owned, and the block is not entered.
         """
         place = CursorPlace(group.group_id, partition)
         row = await self._metadata.membership(group.group_id)

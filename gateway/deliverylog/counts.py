@@ -28,14 +28,14 @@ CERTIFIED: Final = 1
 DISPATCHED: Final = 2
 SETTLED: Final = 3
 KINDS: Final = 4
-"""Number of places in counts: lines, and messages of each kind."""
+"""Length of a list of counts: SPANS counts lines, the other places the messages of one kind."""
 
 Counts = list[int] | memoryview
 """KINDS numbers, in a list or in memory that is shared with the next start."""
 
 NAME: Final = "counts"
 MEMORY: Final = Path("/dev/shm")
-"""Path of the tmpfs on Linux."""
+"""Path where Linux has a tmpfs, a file system in memory."""
 _MOUNTS: Final = Path("/proc/self/mounts")
 MAGIC: Final = int.from_bytes(b"tocsinL2", "little")
 _FORM: Final = struct.Struct(f"<{4 + 2 * KINDS}Q")
@@ -66,7 +66,7 @@ def memory() -> Path | None:
 
 
 def page_of(gateway: str) -> str:
-    """Return the name of a gateway's page in the tmpfs."""
+    """Return the name of the file in the tmpfs that is a gateway's page of counts."""
     return f"tocsin-counts-{gateway}"
 
 

@@ -53,25 +53,27 @@ _CAUSES: Final[dict[str, Cause]] = {
 }
 """Causes in the log, by the words with which an owned partition says what has blocked it."""
 _OPENED_MAX: Final = 1000
-"""Number of keys that are no longer parked whose ends are remembered."""
+"""Largest number of keys in `_parked_ends`, for each owned partition. Beyond it the oldest is
+forgotten."""
 _ONE_RANGE: Final = 5
 """Length of an ack of one range: partition, epoch, push, first, last."""
 KEPT_EVERY_US: Final = 10_000_000
-"""Shortest time between two positions of an epoch."""
+"""Microseconds that pass at least after a position of an epoch before `on_write` logs another."""
 _MASK_BITS: Final = 24
-"""Number of bits of a mask for each number of an ack. Such a mask takes no more room than the
-ranges of the ack, if offsets have six digits or more."""
+"""Number of bits of a mask that are allowed for each number of an ack. A mask within that takes no
+more room than the ranges of the ack, if offsets have six digits or more."""
 
 
 SETTLED_US: Final = 500
-"""Time within which settlements may share a time, and a line."""
+"""Microseconds within which settlements of one place may share a time, and a line."""
 PUSHES_BYTES_MAX: Final = 32 * 1024
-"""Bytes of the pushes in a settled line. Later ones go into another line."""
+"""Size in bytes of the encoded pushes in a settled line, from which on others go into another
+line."""
 
 
 class LoggedPlace:
-    """A place in a group. Without a `session` it is that of the pulls, or with `is_internal` that
-    of the broker itself."""
+    """A consumer's place in a group, for the log of what it is given and settles. Without a
+    `session` it is that of the pulls, or with `is_internal` that of the broker itself."""
 
     __slots__ = (
         "_dispatched",
@@ -116,9 +118,10 @@ class LoggedPlace:
         *,
         published_unix_ms: int,
     ) -> int:
-        """Log that it is given these runs, of `messages` in all, which are on their way out now.
-        Returns the time of that. Messages that go out until the sockets are written are one
-        span."""
+        """Log that the consumer is given these runs, of `messages` in all, which are on their way
+        out now. Messages that go out until the sockets are written are one span, if attempt, cause
+        and time of certification are the same. Returns the span's time, in monotonic
+        microseconds."""
         span = self._dispatched
         if (
             span is None
@@ -164,7 +167,8 @@ class LoggedPlace:
     ) -> int:
         """Log the outcome of the `count` deliveries that `push` names: [partition, time when they
         were given out (None: not known), first, last, first, last, …], or a mask after the first
-        offset. The caller must not use the list afterwards. Returns the time of the outcome."""
+        offset. The caller must not use the list afterwards. Returns the present time, in monotonic
+        microseconds."""
         log, span = self._log, self._settled
         now_us = log.now_us()
         if (
@@ -201,7 +205,7 @@ class LoggedPlace:
         return now_us
 
     def cut(self) -> None:
-        """Begin new lines, because an epoch begins or has ended."""
+        """Begin new spans, because an epoch begins or has ended."""
         if self._dispatched is not None:
             self._dispatched.is_open = False
         if self._settled is not None:
@@ -247,21 +251,24 @@ class OwnedPartitionLog:
         self._group = group
         self._number = number
         self._position_us = 0
-        """Time at which its position was logged last."""
+        """Time at which the epoch's position was logged last, in monotonic microseconds; 0:
+        never."""
         self._pushes = pushes
         """Pushes in flight, by number."""
         self._tally = tally
         self._settles_later = group.settings.semantics != "at_most_once"
         """Whether messages are settled after they are given, and not before (R23)."""
         self._dispatched_us: dict[int, int] = {}
-        """Time at which each push in flight was given."""
+        """Push number → monotonic microseconds at which it was given, of pushes in flight. Empty if
+        messages are settled before they are given."""
         self._blocked_end = end
         self._blocked_by: Cause = "backlog"
         """Cause for which offsets below `_blocked_end` have waited that are not given yet."""
         self._causes: dict[int, Cause] = {}
-        """Causes for which offsets wait that have returned."""
+        """Offset → cause for which it waits, of messages that have returned and were not given
+        again since; only the latest."""
         self._parked_ends: dict[int, int] = {}
-        """Offset below which a key's messages had waited for its release, by key."""
+        """Key hash → offset below which messages of the key had waited for its release."""
 
     # --- Positions -----------------------------------------------------------------------------
 
@@ -281,8 +288,8 @@ class OwnedPartitionLog:
         )
 
     def on_write(self, delivery: Delivery, *, abandoned: int) -> None:
-        """Log the position of its epoch, unless that was logged less than KEPT_EVERY_US ago.
-        `abandoned`: number of messages that its consumer left in flight."""
+        """Log the position of the delivery's epoch, unless one was logged less than KEPT_EVERY_US
+        ago. `abandoned`: number of messages that its consumer left in flight."""
         if self._log.now_us() - self._position_us >= KEPT_EVERY_US:
             self._log_position(
                 "kept",
@@ -293,8 +300,8 @@ class OwnedPartitionLog:
             )
 
     def on_release(self, delivery: Delivery, *, abandoned: int, is_clean: bool) -> None:
-        """Log the end of its epoch. `abandoned`: number of messages that its consumer left in
-        flight; `is_clean`: everything that was settled is durable."""
+        """Log the end of the delivery's epoch. `abandoned`: number of messages that its consumer
+        left in flight; `is_clean`: everything that was settled is durable."""
         self._log_position(
             "released",
             delivery.epoch,
@@ -353,7 +360,8 @@ class OwnedPartitionLog:
         self._blocked_by, self._blocked_end = _CAUSES.get(blocked, "backlog"), end
 
     def cause(self, push: Push, stages: CommitTimes | None) -> Cause:
-        """Return the cause for which a run of the log has waited."""
+        """Return the cause for which messages of the log, which are given for the first time, have
+        waited."""
         if push.first < self._blocked_end:
             return self._blocked_by
         return "none" if stages is not None else "backlog"
@@ -370,7 +378,8 @@ class OwnedPartitionLog:
     def on_dispatch(
         self, push: Push, cause: Cause, stages: CommitTimes | None, published_unix_ms: int
     ) -> None:
-        """Log a run that is on its way, and the cause for which it had waited."""
+        """Log a push that is on its way, with the cause for which it had waited, and count it in
+        the tally even if the log is off."""
         log, certified_us = self._log, stages.certified_us if stages is not None else None
         if log.is_on:
             runs = [(self._number, push.first, push.count)]
@@ -538,7 +547,7 @@ class OwnedPartitionLog:
 
 
 def _ranges(offsets: Iterable[int]) -> list[Range]:
-    """Return the runs of ascending offsets."""
+    """Return ascending offsets as ranges."""
     ranges: list[Range] = []
     for offset in offsets:
         append_offset(ranges, offset)
@@ -624,7 +633,8 @@ class ReadsLog:
         self._log.add_dispatch(span, span.session if span.transport == "long_poll" else None)
 
     def count(self, messages: int, stages: CommitTimes | None) -> int:
-        """Count messages that readers are given. Returns the time of that."""
+        """Count messages that readers are given, and their time since certification if `stages` has
+        it. Returns the present time, in monotonic microseconds."""
         now_us, counters = self._log.now_us(), self._counters
         counters.read += messages
         if stages is not None:
@@ -644,7 +654,7 @@ class FanOutLog:
         self._record = record
         self._stages = stages
         self._readers: dict[Range, list[str]] = {}
-        """Ids of the sessions that are given each range, over WebSockets."""
+        """Range of offsets → ids of the sessions that are given it, over WebSockets."""
         self._messages = 0
 
     def add(self, session: LoggedSession, first: int, last: int, *, is_socket: bool) -> None:
@@ -662,7 +672,7 @@ class FanOutLog:
         sessions.append(session.session_id)
 
     def end(self) -> None:
-        """Write the lines of the turn."""
+        """Log what readers were given over WebSockets in the turn, and count it."""
         if not self._messages:
             return
         now_us = self._reads.count(self._messages, self._stages)

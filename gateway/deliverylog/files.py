@@ -197,8 +197,8 @@ class LogFolder:
             raise OSError(errno.ENOSPC, "the disk is almost full", str(folder))
 
     def due_s(self, *, now: float) -> float | None:
-        """Return the seconds until the file that is being written is to be finished; None: there is
-        no such file."""
+        """Return the seconds until the file that is being written is to be finished, by size or
+        age; None: there is no such file."""
         if self._current is None:
             return None
         if self._current.bytes >= self._bounds.file_bytes:
@@ -208,7 +208,7 @@ class LogFolder:
     def finish(self, *, wall: float, is_last: bool = False) -> None:
         """Finish the file that is being written, and remove the oldest ones. If there is no such
         file, nothing happens. But a log that ends says so in its last file (`is_last`), which is a
-        new, empty one if necessary."""
+        new, empty one if earlier ones are finished already."""
         if self._current is None and is_last and self.number > 1:
             name = name_of(self._gateway, self._began_unix_ms, self.number)
             self._current = LogFile(self._folder / name, now=0.0)
@@ -220,7 +220,7 @@ class LogFolder:
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of the file that is being written."""
+        """Size in bytes of the file that is being written; 0: there is none."""
         return self._current.bytes if self._current is not None else 0
 
 

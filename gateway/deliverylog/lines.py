@@ -63,7 +63,7 @@ SettlementOutcome = Literal[
 
 acked          an ack took effect
 nacked         returned by their consumer
-expired        their lease ended
+expired        their lease ended, or the time of a drain did
 returned       taken back without having counted: with an earlier message of their key, or because
                the consumer went, or came back without them
 dying          it is durable that they go to the dead letters, but they are not there yet; later
@@ -92,30 +92,31 @@ class _Span(_Line, kw_only=True, gc=False):
 
 
 class CertifiedLine(_Span, tag="certified", kw_only=True, gc=False):
-    """Messages that a session, or a request, published to a queue at one time, and that were
-    written with one commit."""
+    """Messages that a session, a request or the broker itself published to a queue at one time, and
+    that one commit stored, or of which it is unknown whether it did."""
 
     runs: Runs = []
     outcome: Literal["certified", "unknown", "late"] = "certified"
-    """unknown: its publisher was answered so, and it has no runs; late: it was certified after
-    that."""
+    """certified: the messages are stored. unknown: their publisher got this answer, and the line
+    has no runs. late: they were certified after that answer."""
     messages: int = 0
-    """Number of messages of an unknown outcome, which has no runs."""
+    """Number of messages, if the outcome is unknown; otherwise 0, because the runs say it."""
     producer: str | None = None
-    """Name of the principal that published them."""
+    """Name of the principal that published them; None: the broker itself."""
     session: str | None = None
     transport: Carrier
     level: Durability | None = None
     produced_unix_us: int | None = None
-    """Time of the oldest message. Without `clock_offset_us` it is by the client's own clock."""
+    """Time when the oldest message was produced, as its client stated it. Without `clock_offset_us`
+    it is by the client's own clock."""
     clock_offset_us: int | None = None
-    """This clock minus the client's, as the client estimated it."""
+    """The gateway's clock minus the client's, as the client estimated it."""
     accepted_unix_us: int
     asked_unix_us: int | None = None
-    """Time when they were handed to the storage."""
+    """Time when the messages were handed to the storage."""
     certified_unix_us: int | None = None
-    """Time when the storage answered that they are as safe as the level demands. At `local` they
-    may then have to wait until earlier messages are safe too."""
+    """Time when the storage answered that the messages are as safe as the level demands. At `local`
+    they may then have to wait until earlier messages are safe too."""
     bytes: int = 0
     """Size of the new messages, as JSON."""
     keys: Packed | None = None
@@ -123,9 +124,9 @@ class CertifiedLine(_Span, tag="certified", kw_only=True, gc=False):
     has them in base64."""
     duplicates: int = 0
     duplicate_runs: Runs = []
-    """Runs of the originals."""
+    """Runs of the stored messages whose duplicates were published."""
     trace: str | None = None
-    """A W3C trace id."""
+    """The W3C trace id of the request or of the first message."""
 
 
 class DispatchedLine(_Span, tag="dispatched", kw_only=True, gc=False):
@@ -146,11 +147,11 @@ class DispatchedLine(_Span, tag="dispatched", kw_only=True, gc=False):
     """Time of certification; None: this gateway did not learn it, or this is not the first
     delivery."""
     published_unix_ms: int
-    """Time by the clock of the gateway that published it."""
+    """Time when their record was published, by the clock of the gateway that published it."""
     dispatched_unix_us: int
     written_unix_us: int | None = None
-    """Time when its socket took it (up to 64 KiB may wait there), or a poll or pull. None: it was
-    not taken, or that is not known."""
+    """Time when the socket took the messages (up to 64 KiB may wait there), or a poll or pull.
+    None: they were not taken, or that is not known."""
 
 
 class SettledLine(_Span, tag="settled", kw_only=True, gc=False):
@@ -159,17 +160,19 @@ class SettledLine(_Span, tag="settled", kw_only=True, gc=False):
     group: str
     session: str | None = None
     transport: Carrier | None = None
-    """Transport of the consumer's session; None: it had none when the message was settled."""
+    """Transport of the consumer's session; `http` for pulls, `internal` without a consumer. None:
+    the session had no transport when the message was settled."""
     outcome: SettlementOutcome
     reason: str | None = None
     """Reason of dead letters: exhausted, rejected, expired, overflow, skipped."""
     settled_unix_us: int
     pushes: Pushes
-    """The deliveries, by push. A time of None is not known."""
+    """The deliveries, an entry for each push. If its time is None, it is not known when it was
+    given."""
 
     @property
     def runs(self) -> Runs:
-        """Runs, like those of the other spans."""
+        """The messages of `pushes` as runs, like those of the other spans."""
         return runs_of(self.pushes)
 
 
@@ -185,11 +188,11 @@ class PositionLine(_Span, tag="position", kw_only=True, gc=False):
     at_unix_us: int
     frontier: int
     open: int = 0
-    """Number of messages in flight, back, held, aside or dying. In `owned` only those aside and
-    dying count, because other messages that were passed and are not settled are above the
-    frontier."""
+    """Number of messages below the frontier that are not settled: in flight, returned, held, aside
+    or dying. In `owned` only those aside and dying count, because other messages that were passed
+    and are not settled are above the frontier."""
     dying: int = 0
-    """Number of the open ones that are on their way to the dead letters."""
+    """Number of the `open` messages that are on their way to the dead letters."""
     ahead: int | None = None
     """Offset below which previous owners had passed messages, in `owned`. None: they had passed
     none above the frontier."""
@@ -230,11 +233,11 @@ class EndLine(_Line, tag="end", kw_only=True, gc=False):
     crc32: int
     """Checksum of all bytes before this line."""
     began_unix_ms: int | None = None
-    """Time when the process began, by its own clock."""
+    """Time when the process began its log, by its own clock."""
     number: int | None = None
     """Number of this file among those of the process, from 1."""
     recovered: bool = False
-    """Whether a later start has finished it."""
+    """Whether a later start of the gateway has finished the file."""
     is_last: bool = False
     """Whether the process ended its log in order, so that no file follows this one."""
 

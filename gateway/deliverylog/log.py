@@ -56,16 +56,16 @@ from runtime.trace_context import PARENT, Trace, trace_from
 
 HAND_OVER_S: Final = 0.05
 CHUNK_BYTES_MAX: Final = 256 * 1024
-"""Size at which a chunk goes to the writer at once, before HAND_OVER_S are over."""
+"""Size in bytes at which a chunk goes to the writer at once, before HAND_OVER_S are over."""
 LOOK_US: Final = 1_000_000
-"""Time between two checks whether the wall clock was stepped."""
+"""Microseconds between two checks whether the wall clock was stepped, at least."""
 STOP_S: Final = 5.0
-"""Time in which the remaining lines have to be written."""
+"""Seconds within which `stop` has the remaining lines written."""
 RUN_US: Final = 100
-"""Time within which publishes may share a time, and a line."""
+"""Microseconds within which publishes of a session may share a time, and a line."""
 LINE_MESSAGES_MAX: Final = 2000
-"""Largest number of messages that share an origin, and with it a time of acceptance and a line.
-Later messages have another origin."""
+"""Largest number of messages of a session's publishes that share an origin, and with it a time of
+acceptance and a line. Later messages have another origin."""
 
 Run = tuple[int, int, int]
 """(partition, first offset, count)."""
@@ -86,9 +86,10 @@ class CommitTimes:
 
 
 STEP_US_MIN: Final = 100_000
-"""Smallest difference that is a step. Smaller ones come from NTP, which slews both clocks alike."""
+"""Smallest difference in microseconds that is a step of the wall clock. Smaller ones come from NTP,
+which slews both clocks alike."""
 LOOK_US_MAX: Final = 10_000
-"""Longest time between two readings of clocks that may be compared."""
+"""Longest time in microseconds between two readings of clocks that may be compared."""
 
 
 class LogClock:
@@ -98,7 +99,7 @@ class LogClock:
 
     def __init__(self, *, now_us: int, wall_us: int) -> None:
         self.base_us = wall_us - now_us
-        """Sum that makes unix time of monotonic time."""
+        """Microseconds to add to monotonic time to get unix time."""
         self.stepped_us = 0
 
     def unix_us(self, now_us: int) -> int:
@@ -164,9 +165,9 @@ class DispatchedSpan:
     messages: int = 0
     """Number of messages in the runs."""
     is_open: bool = True
-    """Whether more may be added, because it has not been written to its socket."""
+    """Whether messages may be added. False if it has a line, is held, or goes by long poll."""
     is_counted: bool = False
-    """Whether its messages are counted before it has a line."""
+    """Whether its messages were counted already, before it has a line."""
 
     def alone(self, session: str) -> "DispatchedSpan":
         """Return a copy for one of its `sessions`."""
@@ -362,14 +363,15 @@ class OriginTracker:
     def __init__(self) -> None:
         self._offset_us: int | None = None
         self._shift_us = 0
-        """Sum that makes monotonic time of the client's time, if the offset is known."""
+        """Microseconds to add to the client's time to get monotonic time, if the offset is
+        known."""
         self._origin: PublishOrigin | None = None
 
     def origin(
         self, log: "DeliveryLog", session: LoggedSession, queue: Queue, frame: frames.Publish
     ) -> PublishOrigin:
         """Return the origin of this publish. It is that of the previous publish, if both came
-        within RUN_US."""
+        within RUN_US and nothing else distinguishes them."""
         now_us, first, origin = log.now_us(), frame.messages[0], self._origin
         count, trace = len(frame.messages), _trace(first) if first.headers is not None else None
         produced_us, offset_us = frame.produced_unix_us, None
@@ -434,8 +436,8 @@ def _trace(first: Message) -> str | None:
 
 
 class DeliveryLog:
-    """The delivery log of a gateway, in its event loop. It is off until `begin`. Callers that check
-    `is_on` do no work for it while it is off."""
+    """The delivery log of a gateway, in its event loop. It is off before `begin` and after `stop`.
+    Callers that check `is_on` do no work for it while it is off."""
 
     def __init__(
         self,
@@ -451,20 +453,20 @@ class DeliveryLog:
         self.gateway = ""
         self._writer: LogWriter | None = None
         self.counts: Counts = [0] * KINDS
-        """Counts of all events, by kind. Places add to them."""
+        """Counts of all events, by kind. LoggedPlace adds to them as well."""
         self._chunk = Chunk()
         self._lost: Missing | None = None
         self._looked_us = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unwritten: list[DispatchedSpan] = []
-        """Spans that the next flush of the sockets writes."""
+        """Dispatched spans that get their lines with the next `on_flush`."""
         self._held: dict[object, list[DispatchedSpan]] = {}
         """Spans that wait until they are taken, by taker. A taker is a session by long poll, a
         session whose socket is full, or a pull."""
         self._apart: dict[str, bool] = {}
-        """Sessions whose sockets do not take their messages in this turn. True: they will later;
-        False: they are gone."""
+        """Session id → False: its socket is gone; True: its socket is full, and takes its messages
+        of this turn later."""
         self._unsure: dict[PublishOrigin, int] = {}
         """Number of messages by origin for which it is unknown whether they are stored. They have
         no line yet."""
@@ -557,8 +559,8 @@ class DeliveryLog:
     # --- Dispatched -----------------------------------------------------------------------------
 
     def add_dispatch(self, span: DispatchedSpan, key: object = None) -> None:
-        """Add a span that is on its way. Its line is written with the next `on_flush`, or with
-        `on_take` of `key`."""
+        """Add a dispatched span that is on its way. Its line is written with the next `on_flush`,
+        or with a `key` by `on_take` or `on_leave` of that key."""
         if key is not None:
             self._held.setdefault(key, []).append(span)
         else:
@@ -573,12 +575,13 @@ class DeliveryLog:
         return bool(self._held)
 
     def on_full(self, session: str) -> None:
-        """Keep this session's spans back from `on_flush`, because its socket is full. They wait for
-        `on_take` or `on_leave`."""
+        """Keep this session's spans back from the next `on_flush`, because its socket is full. They
+        wait for `on_take` or `on_leave`."""
         self._apart.setdefault(session, True)
 
     def on_gone(self, session: str) -> None:
-        """Log this session's spans as not written, because its socket is gone."""
+        """Have the next `on_flush` log this session's spans as not written, because its socket is
+        gone."""
         self._apart[session] = False
 
     def on_flush(self) -> None:
@@ -591,7 +594,8 @@ class DeliveryLog:
             self._apart = {}
 
     def _without_apart(self, spans: list[DispatchedSpan]) -> list[DispatchedSpan]:
-        """Return the spans of sockets that took them."""
+        """Return the spans that sockets took. Those of full sockets are held, those of lost ones
+        logged."""
         written: list[DispatchedSpan] = []
         for span in spans:
             names = span.sessions or ([span.session] if span.session is not None else [])

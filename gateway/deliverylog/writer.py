@@ -33,7 +33,8 @@ from gateway.deliverylog.lines import SCHEMA, UnloggedLine, encode
 logger = logging.getLogger("tocsin.deliverylog")
 FOLDER: Final = "delivery"
 RETRY_S: Final = 1.0
-"""Time after which a write that failed is tried again."""
+"""Seconds between two tries to write while writing fails. The first thing written is how many lines
+are missing."""
 
 
 Reason = Literal["full", "failed", "killed"]
@@ -55,7 +56,7 @@ class LogStatus(TypedDict):
     written_bytes: int
     waiting_bytes: int
     is_failing: bool
-    """Whether nothing can be written now."""
+    """Whether the latest try to write has failed."""
     unlogged: Shortfall
 
 
@@ -108,7 +109,7 @@ class LogWriter:
         none."""
         self.counts: Counts = shared.happened if shared is not None else [0] * KINDS
         self.is_failing = False
-        """Whether nothing can be written now."""
+        """Whether the latest try to write has failed."""
         self._files = files
         self._gateway = gateway
         self._shared = shared
@@ -117,13 +118,13 @@ class LogWriter:
         self._put_bytes = 0
         """Number of bytes that the loop has handed over. Only the loop changes it."""
         self._done_bytes = 0
-        """Number of bytes that the thread has worked off. Only the thread uses this and the
+        """Number of bytes that the thread has worked off. Only the thread changes this and the
         following attributes."""
         self._accounted = [0] * KINDS
         self._finished = [0] * KINDS
         """Part of `_accounted` that is in finished files."""
         self._missing: list[Missing] = []
-        """Missing lines of each reason that no line has reported yet."""
+        """Missing lines that no line of the log has reported yet, one entry for each reason."""
         self._unlogged = [0] * KINDS
         self._written_bytes = 0
         self._thread = threading.Thread(target=self._run, name="delivery log", daemon=True)
@@ -158,7 +159,7 @@ class LogWriter:
         return self._put_bytes - self._done_bytes
 
     def put(self, chunk: Chunk) -> None:
-        """Write a chunk, or count it as not logged. Never waits."""
+        """Have the thread write a chunk, or count its lines as missing. Never waits."""
         self._put_bytes += chunk.bytes
         self._queue.put(chunk)
 

@@ -21,19 +21,20 @@ _BAR_CELLS: Final = 10
 
 
 class Meter:
-    """Count things and their latencies over the window."""
+    """Count of all events, and the rate and latencies of those in the last WINDOW_S."""
 
     def __init__(self) -> None:
         self.total = 0
         self._recent: deque[tuple[float, float]] = deque(maxlen=_SAMPLES_MAX)
 
     def count(self, now: float, latency_s: float = 0.0) -> None:
-        """Count one more."""
+        """Count one more event."""
         self.total += 1
         self._recent.append((now, latency_s))
 
     def per_s(self, now: float, since: float) -> float:
-        """Return the rate over the window, or since `since` if that is later."""
+        """Return the number of events per second in the last WINDOW_S, or since `since` if that is
+        later."""
         self._forget(now)
         return len(self._recent) / max(0.1, min(WINDOW_S, now - since))
 
@@ -81,7 +82,7 @@ class Board:
     """Address to open in a browser."""
     redelivered: int = 0
     others: int = 0
-    """Messages in the queue that this run did not publish."""
+    """Number of messages that the workers received and this run did not publish."""
 
     def __post_init__(self) -> None:
         self.address = self.address or f"{self.url}/demo"
@@ -96,7 +97,7 @@ class Board:
 
 
 def first_line(url: str, *, has_token: bool) -> str:
-    """Return the first line of a log."""
+    """Return the first line that is written if the output is no terminal."""
     line = f"Tocsin demo: open {url}/demo in a browser"
     if has_token:
         line += "; `tocsin ticket --page demo` prints an address that lets the browser in"
@@ -104,7 +105,8 @@ def first_line(url: str, *, has_token: bool) -> str:
 
 
 def plain_line(board: Board, now: float) -> str:
-    """Return a line that sums up the last seconds, for a log."""
+    """Return a line with the totals of the run, and with rates and latencies of the last WINDOW_S.
+    It is written if the output is no terminal."""
     delivered = sum(meter.per_s(now, board.began) for meter in board.workers.values())
     busiest = max(board.workers.values(), key=lambda meter: meter.total)
     parts = [

@@ -198,7 +198,8 @@ class _Broker:
             raise StartError(f"The broker ended with exit code {code}:\n{words}")
 
     async def wait_ready(self, url: str, tls: SSLContext | None) -> None:
-        """Wait until it is ready. Raises StartError."""
+        """Wait until the broker is ready. Raises StartError if the broker ends, or is not ready
+        within READY_TIMEOUT_S."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not await asyncio.to_thread(_is_ready, url, tls):
             self.check()
@@ -210,7 +211,7 @@ class _Broker:
             await asyncio.sleep(0.05)
 
     def stop(self) -> None:
-        """Stop it in order, and kill it after STOP_TIMEOUT_S."""
+        """Stop the broker in order, and kill it after STOP_TIMEOUT_S."""
         self.process.terminate()
         try:
             self.process.wait(STOP_TIMEOUT_S)

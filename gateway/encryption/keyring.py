@@ -57,11 +57,12 @@ logger = logging.getLogger("tocsin.encryption")
 
 SHOWN_MAX: Final = 100
 RETRY_S: Final = (1.0, 60.0)
-"""Pause between two tries to make a data key durable, at first and at most."""
+"""Pauses in seconds between two tries to make a data key durable: the first, and the longest."""
 LOOK_S: Final = 5.0
-"""Interval at which one of several gateways reads which master keys its file has."""
+"""Interval in seconds at which one of several gateways reads which master keys its file has."""
 OUTDATED_MAX: Final = 100
-"""Number of tries to wrap, if data keys or a rotation of another gateway come before."""
+"""Largest number of tries to wrap data keys. A try fails if another gateway has changed the
+catalog's data keys meanwhile."""
 
 
 # --- Wrapped data keys ----------------------------------------------------------------------------
@@ -100,7 +101,7 @@ def unwrap(row: DataKey, master: MasterKey) -> bytes:
 
 def rewrap(rows: Sequence[DataKey], source: Source, key: MasterKey) -> list[DataKey]:
     """Return the rows, wrapped under `key`. Raises Refused(storage_unavailable) if one cannot be
-    wrapped."""
+    wrapped, and any error of a key management service."""
     fresh = []
     for row in rows:
         old = source.find(row.master_key_id)
@@ -135,8 +136,8 @@ def open_key(row: DataKey | None, key_id: bytes, source: Source) -> bytes:
 
 
 def check_master_key(rows: Sequence[DataKey], source: Source) -> None:
-    """Check that this master key opens the catalog's data keys. With a wrong one, every record
-    would be taken for damaged.
+    """Check that a master key of the source opens the newest of these data keys. With a wrong one,
+    every record would be taken for damaged.
 
     Raises:
         Refused: storage_unavailable, if it is another one, or its provider does not answer.
@@ -188,9 +189,10 @@ class Rotated(msgspec.Struct, frozen=True, kw_only=True):
     master_key_id: str
     master_key_id_before: str
     data_keys: int
-    """Number of data keys that are wrapped under the new one."""
+    """Number of data keys that are wrapped under the new master key."""
     file: str | None
-    """File that has the new key; None: the operator must put it where the next start finds it."""
+    """File that has the new key. None: the key comes from a provider, or from the environment,
+    where the operator must put the new key before the next start."""
 
 
 class Keyring:
@@ -262,15 +264,16 @@ class Keyring:
         data_keys.on_learned(self._on_learned)
 
     def set_others(self, others: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
-        """Work with other gateways. `others` returns the report of each. From now on `report` says
-        which keys this gateway's file has."""
+        """Check rotations with other gateways from now on. `others` returns the reports of the
+        other gateways by name. If the master keys are in a file, `report` follows the file from now
+        on."""
         self._others = others
         if self._source.path is not None:
             self._watcher = asyncio.create_task(self._watch())
 
     def report(self) -> str:
-        """Return the master keys that a start of this gateway would find, for the other
-        gateways."""
+        """Return the `MasterKeyReport`, as JSON, of the master keys that a start of this gateway
+        would find."""
         return self._report
 
     async def _watch(self) -> None:
@@ -286,15 +289,15 @@ class Keyring:
             await asyncio.sleep(LOOK_S)
 
     def _on_learned(self, rows: Sequence[DataKey]) -> None:
-        """Follow another gateway, which has made a data key, or has wrapped all of them under
-        another master key."""
+        """Take the master key in use from the catalog, because another gateway has made a data key,
+        or has wrapped all data keys under another master key."""
         try:
             self._source = with_current(self._source, in_use(self._data_keys.all(), self._source))
         except Refused as error:
             logger.error("%s", error.detail)
 
     async def close(self) -> None:
-        """Stop making keys. A rotation under way is finished first."""
+        """Stop making data keys. A rotation under way is finished first."""
         self._closed = True
         if self._under_way:
             await asyncio.wait(self._under_way)
@@ -317,13 +320,13 @@ class Keyring:
         return open_key(row, key_id, self._source)
 
     def _shared_row(self, key_id: bytes, row: DataKey | None) -> DataKey | None:
-        """Return the newest row of a data key. Another gateway that shares the catalog may have
-        made it, or wrapped it under another master key, since this gateway read it; then the record
-        is not damaged.
+        """Return the row of a data key. The catalog is read anew if the row is not known here, and
+        so are the master keys if the one that wraps it is not. Another gateway may have made the
+        data key, or wrapped it under another master key; then the record is not damaged.
 
         Raises:
-            Refused: storage_unavailable, if the catalog cannot be read, or its master key is not
-                here.
+            Refused: storage_unavailable, if the catalog cannot be read, or the data key's master
+                key is not here.
         """
         if row is None:
             row = self._read_row(key_id)
@@ -439,15 +442,16 @@ class Keyring:
         return await asyncio.shield(task)
 
     async def _rotate(self, new: bytes | None) -> Rotated:
-        """Wrap all data keys under another master key, in one transaction. The key is `new`, else a
-        random one if keys come from a file, or the current one of the provider. Publishing and
-        delivering do not wait for it.
+        """Wrap all data keys under another master key, in one transaction. The key is `new`. If
+        that is None, it is a random one if keys come from a file of a single gateway, or the
+        current one of the provider. Publishing and delivering do not wait for it.
 
         Raises:
-            Refused: invalid_request, with what to do, if it cannot be done so;
-                storage_unavailable, if the catalog did not take it, and the data keys stay as they
-                were; metadata_unavailable, if the catalog has not answered, so that either master
-                key may be needed.
+            Refused: invalid_request, with what to do, if it cannot be done so; storage_unavailable,
+                if the catalog did not take it, and the data keys stay as they were;
+                metadata_unavailable, if the other gateways' reports are not known, and nothing was
+                changed, or if the catalog has not answered, so that either master key may be
+                needed.
         """
         source = self._source
         if source.kind == "provider":

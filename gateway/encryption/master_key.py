@@ -241,21 +241,24 @@ Kind = Literal["environment", "file", "generated", "provider"]
 
 @dataclass(slots=True)
 class Source:
-    """Source of the master key. Data keys that are wrapped under one of `former` are wrapped under
-    `current` at the next start, unless several gateways share the catalog."""
+    """Master keys of a gateway, and the place that they come from. Data keys that are wrapped under
+    one of `former` are wrapped under `current` at the next start, unless several gateways share the
+    catalog."""
 
     kind: Kind
     current: MasterKey
     former: list[MasterKey] = field(default_factory=list)
     path: Path | None = None
-    """Path of the file that it was read from."""
+    """Path of the file that the keys were read from; None: they are from the environment or a
+    provider."""
     provider: str = ""
     is_new: bool = False
     """Whether the file has just been made."""
 
     def find(self, key_id: str) -> MasterKey | None:
-        """Return the key of this id; None: it is not known. For any other id than its own, a
-        provider's current key is returned, because the service knows its former keys."""
+        """Return the master key of this id; None: it is not known. If the keys are a provider's,
+        the current key is returned for any unknown id, because the service knows its former
+        keys."""
         other = self.current if self.kind == "provider" else None
         return next((key for key in (self.current, *self.former) if key.key_id == key_id), other)
 

@@ -108,7 +108,7 @@ def in_use(rows: Iterable[DataKey], source: Source) -> MasterKey:
 
 
 def with_current(source: Source, key: MasterKey) -> Source:
-    """Return the same keys, with this one in use."""
+    """Return the source's keys with this one in use, and all others as former ones."""
     former = [one for one in (source.current, *source.former) if one.key_id != key.key_id]
     return replace(source, current=key, former=former)
 

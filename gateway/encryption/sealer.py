@@ -64,12 +64,13 @@ class SealingKey:
     messages: int = 0
     bytes: int = 0
     until: float = 0.0
-    """End of its time, by the monotonic clock. It is set when the key begins to seal."""
+    """Time from which the key no longer seals, in seconds of the monotonic clock. It is set when
+    the key begins to seal."""
     is_announced: bool = False
     """Whether `on_running_low` was called for it."""
 
     def has_room(self, messages: int, size: int, now: float) -> bool:
-        """Whether it may also seal a record with this number of messages and bytes."""
+        """Whether the key may now also seal a record with this number of messages and bytes."""
         return (
             self.messages + messages <= limits.DATA_KEY_MESSAGES_MAX
             and self.bytes + size <= limits.DATA_KEY_BYTES_MAX
@@ -96,8 +97,9 @@ class RecordSealer:
     stored as they are, and sealed ones are opened.
 
     `open_key` returns the bytes of a data key by its id, and raises like Sealer.unseal.
-    `on_running_low` is called when the key's end comes near, and `on_succession` when a successor
-    has taken its place, both in the sealing thread.
+    `on_running_low` is called when the current key has sealed most of the messages or bytes that it
+    may, and when it has reached a bound without a successor. `on_succession` is called when a
+    successor has taken its place. Both are called in the sealing thread.
     """
 
     def __init__(
@@ -122,13 +124,13 @@ class RecordSealer:
         self.successor: SealingKey | None = None
 
     def begin(self, key_id: bytes, key: bytes) -> None:
-        """Seal under this key from now on. The caller has made it durable, wrapped."""
+        """Seal under this data key from now on. The caller has stored it durably, wrapped."""
         self.current = self._sealing_key(key_id, key)
         self.current.until = self._now() + limits.DATA_KEY_S_MAX
 
     def put_successor(self, key_id: bytes, key: bytes) -> None:
-        """Seal under this key when the current one has reached a bound. The caller has made it
-        durable, wrapped."""
+        """Seal under this data key when the current one has reached a bound. The caller has stored
+        it durably, wrapped."""
         self.successor = self._sealing_key(key_id, key)
 
     def _sealing_key(self, key_id: bytes, key: bytes) -> SealingKey:
@@ -228,7 +230,8 @@ class NackReasons:
         return await asyncio.to_thread(self._open, partition, stored)  # a key may be waited for
 
     async def at(self, storage: Storage, place: CursorPlace, offset: int) -> str | None:
-        """Return the reason that is stored with a message; None: there is none."""
+        """Return the reason that is stored with a message; None: there is none, or it cannot be
+        opened."""
         found = await storage.standings(place, offset, offset)
         return await self.open(place.partition, found[0].nack) if found else None
 

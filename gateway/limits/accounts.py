@@ -24,11 +24,11 @@ Claim = tuple[Name, Limits]
 
 
 Make = Callable[[Name, Kind, Rate], Bucket]
-"""A maker of an account's buckets."""
+"""Callback that makes the bucket of an account for one kind of rate."""
 
 
 def local_bucket(name: Name, kind: Kind, rate: Rate) -> Bucket:
-    """Make a bucket of this gateway alone."""
+    """Make a bucket that this gateway does not share with others."""
     return Bucket(rate)
 
 
@@ -55,14 +55,16 @@ class Account:
             kind: make(name, kind, rate) for kind, rate in rates.items() if rate is not None
         }
         self.holders = 0
-        """Number of sessions that are charged to it. Until they end it is not forgotten."""
+        """Number of open sessions, and of publishes in flight, that hold the account. While it is
+        above 0, the account is not forgotten."""
         self.sessions = 0
         self.in_flight = 0
         self.is_listed = False
         """Whether it is in the list of accounts that may be forgotten."""
 
     def empty_at(self) -> float:
-        """Return the time at which its rates need not be remembered any more."""
+        """Return the time, in monotonic seconds, at which all buckets of the account are empty, so
+        that it need not be remembered any more."""
         return max((bucket.next_deadline() for bucket in self.buckets.values()), default=0.0)
 
     def change(self, limits: Limits, *, now: float) -> None:
@@ -87,8 +89,8 @@ class LimitAccounts:
         self._make = make
         self._known: dict[Name, Account] = {}
         self._idle: list[tuple[float, int, Account]] = []
-        """Accounts without a holder, by the time at which each was to be empty when it was
-        listed."""
+        """Accounts that are listed, by the time at which each was to be empty when it was listed.
+        Those that were held since stay until they are looked at."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -159,7 +161,8 @@ class LimitAccounts:
 
 
 def published_bytes(messages: Sequence[Message]) -> int:
-    """Return the number of bytes of bodies, keys and headers, as they came."""
+    """Return the size of messages as rates of bytes count it: the bytes of bodies (in base64, the
+    length of that text), and the characters of keys and headers."""
     size = 0
     for message in messages:
         text = message.body_base64

@@ -2,7 +2,7 @@
 
 A session or request has an **allowance**: the accounts that it is charged to, all or none. For
 example, a publish may draw from the message rate of its principal, from that of its address and
-from that of its queue. A request over a limit is refused with `rate_limited` and the time after
+from that of its queue. A request over a rate is refused with `rate_limited` and the time after
 which the same is admitted.
 
 Everything is kept in the memory of this gateway; `gateway.limits.accounts` says for how long. If
@@ -37,7 +37,8 @@ from push.message import Message
 from push.rates.bucket import Bucket, Rate, nanoseconds, pour_all
 
 Pour = Callable[[Sequence[tuple[Bucket, int]], int], bool]
-"""Charges all buckets or none: `push.rates.bucket.pour_all`, or the same of shared rates."""
+"""Function that charges all buckets or none, and returns whether it has: (bucket, cost) of each,
+and the time in nanoseconds. It is `push.rates.bucket.pour_all`, or the same of shared rates."""
 
 
 class PublishQuota:
@@ -84,8 +85,9 @@ class PublishQuota:
         return False
 
     def pour(self, messages: Sequence[Message], now: float, *, publishes: int = 1) -> bool:
-        """Charge these messages if all fit, and return whether they do. A single publish that is
-        larger than a burst is charged that burst; several that are charged together are not."""
+        """Charge these messages if all fit, and return whether they do. A single publish with more
+        bytes than a burst is charged only that burst; several publishes together are charged all
+        their bytes."""
         count, charges = len(messages), []
         for bucket in self.messages:
             charges.append((bucket, count))
@@ -98,7 +100,8 @@ class PublishQuota:
 
 
 BUSY_S: Final = 1.0
-"""Advised wait if a bound is reached, because the end of a session is not known."""
+"""Seconds to wait that a client is advised if too many sessions are open, because it is not known
+when one of them ends."""
 IN_FLIGHT_BUSY_S: Final = 0.05
 _QUOTAS_MAX: Final = 64
 
@@ -126,7 +129,7 @@ class Limiter:
         self._address = address
         self._queue = queue
         self.session = session
-        """Limits of each session (runtime.loop.fairness)."""
+        """Limits of each session, whose rate of frames runtime.loop.fairness.FrameRate applies."""
         self.accounts = LimitAccounts(accounts_max, self._make)
         self._queues: dict[str, tuple[object, Account | None]] = {}
         """Queue id → the settings from which its account was made, and that account."""
@@ -154,8 +157,8 @@ class Limiter:
         own: Limits | None = None,
         credential: str = "",
     ) -> "Allowance":
-        """Make the allowance of a client. `address`: a name of runtime.addresses; None: not
-        counted. `own`: the limits of this credential alone."""
+        """Make the allowance of a client. `address`: the client's address, as runtime.addresses
+        names it; None: no limits of addresses apply. `own`: the limits of this credential alone."""
         claims: list[Claim] = []
         if self._principal != NONE:
             name = f"{principal.tenant}/{principal.name}"
@@ -174,10 +177,11 @@ class Limiter:
 
     @contextmanager
     def checking_credential(self, address: str | None, *, now: float) -> Iterator[None]:
-        """Check a credential from this address inside: it counts if it is wrong.
+        """Run a block that checks a credential from this address. If the block raises
+        Refused(unauthorized), a wrong credential is counted for the address.
 
         Raises:
-            Refused: rate_limited, if too many were wrong; none is checked now.
+            Refused: rate_limited, if too many were wrong; the block is not run then.
         """
         account = self._address_account(address, now)
         bucket = account.buckets.get("failures") if account is not None else None
@@ -200,7 +204,7 @@ class Limiter:
         return self.accounts.find(((("address", address), self._address),), now=now)[0]
 
     def queue_account(self, queue: Queue, now: float) -> Account | None:
-        """Find the account of a queue; None: nothing limits it."""
+        """Find the account to which publishes to a queue are charged; None: nothing limits them."""
         known = self._queues.get(queue.queue_id)
         if known is not None and known[0] is queue.settings:
             return known[1]
@@ -245,7 +249,8 @@ class Limiter:
     def publish_refusal(
         self, accounts: Sequence[Account], messages: Sequence[Message], now: float
     ) -> Refused:
-        """Return the refusal of these messages, with the time after which they can be published."""
+        """Count and return the refusal of these messages, with the time after which they can be
+        published."""
         costs: dict[Kind, int] = {"messages": len(messages), "bytes": published_bytes(messages)}
         return self._longest_refusal(accounts, costs, now)
 
@@ -262,7 +267,7 @@ class Limiter:
     def _longest_refusal(
         self, accounts: Sequence[Account], costs: dict[Kind, int], now: float
     ) -> Refused:
-        """Return the refusal by the limit that has the longest wait."""
+        """Count and return the refusal by the limit that has the longest wait."""
         waits = [
             (bucket.after_s(min(cost, bucket.rate.burst), now=now), account, kind, bucket.rate)
             for account in accounts
@@ -309,7 +314,8 @@ class Allowance:
         self._held: Sequence[Account] = ()
         """Accounts of a session that is open; else empty."""
         self._quotas: dict[str, PublishQuota] = {}
-        """Quotas by queue id, while accounts are held."""
+        """Quotas by queue id. They are kept while accounts are held, or if there are no
+        accounts."""
 
     def _accounts(self, now: float) -> Sequence[Account]:
         if self._held or not self._claims:
@@ -394,7 +400,8 @@ class Allowance:
 
     async def wait_for_share(self, refused: Refused) -> bool:
         """Wait if a refusal may only mean that the store of a shared limit has not been asked yet.
-        Returns whether to try once more. If limits are not shared, return False at once."""
+        Returns whether to try once more. Returns False at once if limits are not shared, or if the
+        advised wait is longer than SOON_S."""
         after_s = refused.retry_after_s or math.inf
         if self._limiter.shared is None or after_s > SOON_S:
             return False

@@ -21,10 +21,11 @@ from push.rates.shared import ASK_S, ASKS_MAX, BEAT_S, GAP_S, RatePool, SharedBu
 
 _LOG: Final = logging.getLogger("gateway.shared_limits")
 SOON_S: Final = 2 * ASK_S
-"""Longest advised wait that is waited for here, because perhaps the store need only be asked."""
+"""Longest wait advised by a refusal, in seconds, for which `Allowance.wait_for_share` waits,
+because perhaps only a call of the store is missing."""
 CLOSE_S: Final = 2.0
-"""Time for which `close` waits for the store. Shares that are not given back by then expire in the
-store."""
+"""Seconds for which `close` waits for the store. Shares that are not given back by then expire in
+the store."""
 
 
 class SharedLimits:
@@ -35,7 +36,8 @@ class SharedLimits:
         self._wanted = asyncio.Event()
         self.shares = SharedRates(self._wanted.set)
         self._gateway: str | None = None
-        """The gateway's name in the store, a new one each time that it joins."""
+        """The gateway's name in the store, a new one each time that it joins. None while it has not
+        joined."""
         self._calls = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -51,7 +53,7 @@ class SharedLimits:
         self._task = asyncio.create_task(self._run(), name="shared limits")
 
     async def close(self) -> None:
-        """Give everything back, if the store answers in time."""
+        """Give all shares back and leave the store, if it answers within CLOSE_S."""
         if self._task is None:
             return
         self._task.cancel()

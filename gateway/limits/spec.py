@@ -22,7 +22,8 @@ from push.rates.bucket import Rate
 
 Kind = Literal["connections", "failures", "requests", "frames", "messages", "bytes"]
 """Kinds of rates: opened WebSockets and sessions by long poll; wrong credentials; HTTP requests;
-frames of a session other than publishes; published messages, and their bytes."""
+frames of a session other than publishes and the settling of deliveries; published messages, and
+their bytes."""
 Bound = Literal["sessions", "in_flight"]
 """Kinds of bounds: sessions, and messages that were published and await their answer."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -30,10 +31,10 @@ BURSTS_MIN: Final[dict[str, int]] = {
     "frames": 2 * limits.FRAMES_PER_MESSAGE_MAX,
     "bytes": limits.FRAME_BYTES_MAX,
 }
-"""Smallest bursts: the bytes that one message may hold, and more frames than a session sends at
-once."""
+"""Smallest allowed burst of a kind; 1 for other kinds. That of `frames` is more than a session
+sends at once, that of `bytes` as much as one publish may hold."""
 IN_FLIGHT_MIN: Final = limits.MESSAGES_PER_PUBLISH_MAX
-"""Smallest bound, the number of messages that one publish may hold."""
+"""Smallest allowed bound of `in_flight`: the number of messages that one publish may hold."""
 OF_PRINCIPAL: Final = (
     "connections",
     "requests",
@@ -61,7 +62,8 @@ _THOUSANDTHS: Final = 1000
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The limits of one principal, address, queue or credential. None: there is no limit."""
+    """The limits of one principal, address, queue or credential. A field that is None sets no
+    limit."""
 
     connections: Rate | None = None
     failures: Rate | None = None

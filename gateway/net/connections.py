@@ -24,20 +24,22 @@ from runtime.loop.end_of_turn import Deadlines, Timed
 from runtime.loop.fairness import IncompleteBytesBudget, LargeReadGate, PerTurnQueue
 
 DRAINED_PER_S_MAX: Final = 200
-"""Largest number of sessions in a second that are asked to come back elsewhere. Each costs another
-gateway a handshake and reads."""
+"""Number of sessions in a second that are asked to come back elsewhere; more if half the deadline
+would not be enough for all. Each costs another gateway a handshake and reads."""
 RECONNECT_AFTER_S_MAX: Final = 5.0
-"""Longest time that a drained client is asked to wait. The time is drawn at random."""
+"""Largest number of seconds that a drained client is asked to wait. The number is drawn at
+random."""
 _SLICE_S: Final = 0.05
 PART_BYTES_MAX: Final = 1_048_576
-"""Bytes of one read that are processed in one turn of the loop, and then in each further turn. One
-read may bring megabytes, and until they are processed nobody else is read."""
+"""Number of bytes of one read that are processed in one turn of the loop, and then in each further
+turn. One read may bring megabytes, and until they are processed nobody else is read."""
 PART_BYTES_SHARED: Final = PORTION_BYTES_MAX
-"""The same while several queues publish. While some of them are heavy, a connection that has sent
-more in a window waits for its turn with all of it. That costs half as much again, in turns of the
-loop and in small records. A connection that is alone does not pay for it."""
+"""PART_BYTES_MAX while several queues publish. While some of these are heavy, a connection that has
+sent more than this in _WINDOW_S waits for its turn with all of a read. The turns of the loop and
+the small records make that cost half as much again. A connection that is alone does not pay for
+it."""
 SMALL_READ_BYTES: Final = 4096
-"""Largest size of a read that waits for no turn."""
+"""Largest size in bytes of a read that waits for no turn."""
 _WINDOW_S: Final = 0.25
 PART_FRAMES_MAX: Final = 32
 """Number of frames of one read that are no publishes and are processed in one turn. That is a third
@@ -52,13 +54,13 @@ RESUMED_PER_TURN: Final = 4
 """Number of connections that are resumed in one turn of the loop after they became writable. Each
 may read on, and is given 128 KiB."""
 _DELAY_S_MAX: Final = 0.02
-"""Longest time for which deferred reads wait because enough of the heavy queues waits for the
-storage. After it, connections that send something else are read too, and what the storage does not
-take is refused."""
+"""Largest number of seconds for which deferred reads wait because enough of the heavy queues waits
+for the storage. After it, connections that send something else are read too, and what the storage
+does not take is refused."""
 
 
 class PortionReader(Protocol):
-    """A connection that may send more at once than is processed in a turn."""
+    """A connection whose client may send more at once than is processed in a turn."""
 
     def process_rest(self, rest: Portions) -> None:
         """Process the next part of a read."""
@@ -112,13 +114,15 @@ class Connections:
         """Whether a turn of a deferred read is scheduled."""
         self._window = 0
         self._window_bytes: dict[object, int] = {}
-        """Bytes that each connection sent in this window, while some queues are heavy."""
+        """Bytes that the client of each connection sent in the present window of _WINDOW_S, in
+        reads above SMALL_READ_BYTES; counted only while heavy queues have light ones beside
+        them."""
         self._delayed_until = 0.0
-        """Time at which the next deferred read is processed in any case."""
+        """Time of the loop at which the next deferred read is processed in any case."""
         self._deferred: deque[tuple[PortionReader, Portions]] = deque()
         self._lost = PerTurnQueue(LOST_PER_TURN)
         self.writable = PerTurnQueue(RESUMED_PER_TURN)
-        """Connections that can be written to again."""
+        """Queue of the connections that can be written to again, which are resumed in turns."""
         self._empty: asyncio.Event | None = None
         self.frame_hits = HitRate()
         """Rate of messages to clients that had been framed for another client already."""
@@ -127,7 +131,7 @@ class Connections:
         return f"<Connections: {len(self._open)} sessions>"
 
     def __len__(self) -> int:
-        """Return the number of sessions that are open."""
+        """Return the number of sessions that have a connection now."""
         return len(self._open)
 
     def __iter__(self) -> Iterator[SessionConnection]:
@@ -277,7 +281,8 @@ class Connections:
                 connection.close(frames.DRAINING)
 
     async def wait_until_empty(self) -> None:
-        """Wait until no session is open."""
+        """Wait until no session has a connection, and each has been informed if its socket was
+        lost."""
         if self._open or self._lost:
             self._empty = asyncio.Event()
             await self._empty.wait()

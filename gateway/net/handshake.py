@@ -35,7 +35,7 @@ class Handshake(NamedTuple):
     is_accepted: bool
     response: bytes
     admission: Admission | None
-    """None if the client has to send a token in `hello`."""
+    """None if the client has to send a token in `hello`, or if the handshake is not accepted."""
     address: ClientAddress = UNKNOWN
     error: Refused | None = None
     """Reason why it is not accepted; None if it is."""
@@ -82,8 +82,8 @@ def _headers(request: Request) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _has_credential(request: Request) -> bool:
-    """Whether the request has a credential that could be a guess. A client without one has to send
-    it in `hello`. A cookie cannot be guessed."""
+    """Whether the request has a credential that could be a guess: a token or a ticket. A cookie
+    cannot be guessed."""
     offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
     return "Authorization" in request.headers or TICKET in offered
 

@@ -22,13 +22,16 @@ from push.transit import Transit
 from runtime.addresses import UNKNOWN, ClientAddress, name_of
 
 KEPT_S: Final = 30.0
-"""Time for which an ended session still says why it has ended."""
+"""Seconds for which an ended session still says why it has ended."""
 ENDED_MAX: Final = 10_000
+"""Largest number of ended sessions that are kept. Beyond it, those that ended first are forgotten
+(P9)."""
 ENDED_BYTES_MAX: Final = 16 * 1_048_576
-"""Number of ended sessions that are kept, and bytes that they may still hold. Beyond that, those
+"""Largest number of bytes of frames that ended sessions may still hold together. Beyond it, those
 that ended first are forgotten (P9)."""
 _SILENT_S_MAX: Final = 1.0
-"""Interval at which a waiting client is noted as alive, because it is not silent."""
+"""Largest number of seconds between two notes that a client is alive, while its post waits for its
+rate."""
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Bytes of waiting answers from which posts of a client that never polls are refused (P9). The
 batch that is on its way does not count. [A large message is on a slow line, and meanwhile no lease
@@ -56,15 +59,15 @@ class LongPoll:
         self.principal: Principal | None = None
         self._frames: list[bytes] = []
         self._byte_count = 0
-        """Size of the waiting frames and of the last batch."""
+        """Size of the waiting frames, and of the last batch until its arrival is confirmed."""
         self._batch = 0
         self._batch_frames: list[bytes] = []
-        """The batch of this number, until the client has it."""
+        """Frames of the last batch, whose number is `_batch`, until their arrival is confirmed."""
         self._post_number = 0
         self._batch_at = 0.0
+        """Time of the first answer with the last batch, by the loop's clock."""
         self._batch_bytes = 0
-        """Time of the answer with the last batch, and size of that batch until its arrival is
-        confirmed."""
+        """Size of the last batch until its arrival is confirmed; then 0."""
         self._transit: Transit | None = None
         """None if no batch was large. A large batch is a mark, which the next poll answers."""
         self._marked = 0
@@ -80,12 +83,13 @@ class LongPoll:
         self._forget_at = 0.0
         self.scheduled = float("inf")
         self.end_reason: Close | None = None
-        """Reason why it is over; None while it is not."""
+        """Reason why this transport has left its session; None while it has not."""
 
     # --- Requests -------------------------------------------------------------------------------
 
     def open(self, admission: Admission, hello: bytes) -> None:
-        """Begin with the client's first message. The session ends when the admission does."""
+        """Begin with the client's first message. The session ends when the admission does. Raises
+        the Refused with which `hello` was refused."""
         now = asyncio.get_running_loop().time()
         connections = self._connections
         self._opened_at = now
@@ -109,12 +113,13 @@ class LongPoll:
         self._schedule()
 
     async def post(self, number: int, data: bytes) -> None:
-        """Take the client's message of this number: 1, 2, 3 … A number that came before does
+        """Take the client's message of this number: 1, 2, 3 … The last number sent again does
         nothing.
 
         Raises:
-            Refused: invalid_request if an earlier one is missing; too_many if the client must poll
-                first; overloaded if nothing is read now; session_not_found if it is over.
+            Refused: invalid_request if the number is neither the last one nor the next; too_many if
+                the client must poll first; overloaded if nothing is read now; session_not_found if
+                the session is over here.
         """
         self._touch()
         try:
@@ -148,8 +153,9 @@ class LongPoll:
             self._touch()
 
     async def poll(self, after: int, wait_s: float) -> tuple[int, list[bytes]]:
-        """Return (number, frames) of the next batch as soon as there is something. After `wait_s`,
-        or when another poll takes over, return the number of the last batch and no frames.
+        """Return (number, frames) of the next batch as soon as frames wait. After `wait_s`, for a
+        ping, at the end of the session, or when another poll takes over, return the number of the
+        last batch and no frames.
 
         `after` is the number of the last batch that arrived. If it is the number before the last
         batch's, the last batch comes again.
@@ -303,7 +309,8 @@ class LongPoll:
         self._reading.set()
 
     def close(self, close: Close) -> None:
-        """Close. The next poll gets the reason, after the frames that wait."""
+        """Close. The next poll gets the reason, after the frames that wait. With HEARTBEAT and
+        REVOKED these are dropped."""
         # A client without a right is given nothing more, not even what waits already (P11).
         is_mute = close in (frames.HEARTBEAT, frames.REVOKED)
         session = self._leave(close, is_mute=is_mute)
@@ -343,7 +350,7 @@ class LongPoll:
 
     @property
     def kept_bytes(self) -> int:
-        """Size of the frames that are kept after its end."""
+        """Size of the frames that are kept after the end of the session."""
         return sum(map(len, self._frames)) + sum(map(len, self._batch_frames))
 
     def schedule_forgetting(self) -> None:

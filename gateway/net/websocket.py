@@ -53,8 +53,8 @@ on, up to 32 times, before any other client is served, and turns would take long
 _NORMAL_CLOSES: Final = (b"", *(code.to_bytes(2) for code in (1000, 1001)))
 """Close codes, or none, with which a client says that it will not come back."""
 _SILENT_S_MAX: Final = 1.0
-"""Interval at which a client that waits for its turn is noted as alive, because it is not
-silent."""
+"""Largest number of seconds between two notes that a client is alive, while it is not read because
+of its rate."""
 
 
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
@@ -75,9 +75,9 @@ class ReadHold:
     SESSION: Final = 2
     """The session waits for something."""
     TURN: Final = 4
-    """The rest of a read waits for its turn, or for the client's rate."""
+    """A read, or the rest of one, waits for its turn, or for the client's rate."""
     LARGE_READ: Final = 8
-    """The client sends a large message while others do."""
+    """The socket waits for its turn among those that send large messages."""
     FULL_READ: Final = 16
     """More is waiting than one read takes, and the others are served first."""
 
@@ -125,7 +125,8 @@ class WebSocketConnection(asyncio.Protocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any]
     ) -> None:
         self._session: Session | None = None
-        """None before the handshake and after our close frame."""
+        """None before the handshake is accepted, and after our close frame or the loss of the
+        socket."""
         self._reader = MessageReader(limits.HELLO_BYTES_MAX)
         self._has_incomplete = False
         """Whether an incomplete message of its client is counted in `incoming`."""
@@ -133,7 +134,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._server_state = server_state
         self._transport = cast(asyncio.Transport, None)
         self._has_handshake = False
-        """Whether the one handshake came."""
+        """Whether the client has sent the request of the handshake."""
         self._outbox: list[bytes] = []
         """Encoded frames that wait for the flush."""
         self._outbox_bytes = 0
@@ -142,7 +143,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._is_resuming = False
         """Whether the socket can be written to again and waits for its turn."""
         self._has_blocked_push = False
-        """Whether somebody wanted to push while it was not writable."""
+        """Whether a push was held back by `writable`, and pushes have not been resumed since."""
         self._abort_at = 0.0
         self._opened_at = 0.0
         """Time from which on it carries its session."""
@@ -151,7 +152,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._large_bytes = 0
         """Bytes of large frames that may still wait for the socket."""
         self._transit: Transit | None = None
-        """None if little was ever written at once."""
+        """None until MARK_BYTES have been written in all."""
         self.address: ClientAddress = UNKNOWN
         self.scheduled = float("inf")
 
@@ -381,7 +382,8 @@ class WebSocketConnection(asyncio.Protocol):
             self._charge(session, 0, events, now, is_cut=True)
 
     def process_rest(self, rest: Portions) -> None:
-        """Process the rest of a read; then the socket is read again."""
+        """Process the next part of the rest of a read. After the last part the socket is read
+        again."""
         if self._session is not None:  # else nobody listens any more
             self._process(self._session, rest, self.connections.part_bytes(PART_BYTES_MAX))
 
@@ -462,7 +464,8 @@ class WebSocketConnection(asyncio.Protocol):
         self._transport.write(control_frame(PING))
 
     def taken_bytes(self) -> int | None:
-        """Return how many bytes the other end of the TCP connection has confirmed."""
+        """Return how many bytes the other end of the TCP connection has confirmed. None if that is
+        all of them, or if this system cannot say."""
         return taken_bytes(self._transport, has_more=self.unsent_bytes > 0)
 
     def pause_reading(self) -> None:

@@ -35,10 +35,12 @@ EVERY_S: Final = 10.0
 POST_S: Final = 5.0
 PUBLISH_S: Final = 10.0
 TRIES: Final = 5
-"""Number of calls of a webhook, one each time that the queue is evaluated."""
+"""Largest number of calls of a webhook about one change of an alert. There is one call each time
+that the queue is evaluated."""
 _LOG: Final = logging.getLogger("tocsin.alerts")
 CLEARS_S: Final = 60.0
-"""Longest time for which a value must be below its threshold before the alarm clears."""
+"""Largest number of seconds for which a value must not be above its threshold before the alarm
+clears."""
 Change = Literal["fires", "clears"]
 Post = Callable[[str, bytes], Awaitable[None]]
 """Function that calls a webhook, with its address and the body. Raises HookFailed."""
@@ -88,7 +90,7 @@ class AlertState(msgspec.Struct, kw_only=True, omit_defaults=True):
     owed: list[Literal["queue", "webhook"]] = []
     """Receivers that have not received it yet."""
     tries: int = 0
-    """Number of calls of the webhook."""
+    """Number of calls of the webhook about this change."""
 
 
 class AlertNotice(msgspec.Struct, kw_only=True):
@@ -148,7 +150,7 @@ class AlertEvaluator:
                 await self._task
 
     def measure(self, samples: Samples) -> None:
-        """Put the figures of a scrape."""
+        """Put the figures of the alerts that this gateway evaluates into a scrape."""
         firing = sum(
             state.state == "firing" for kept in self._states.values() for state in kept.values()
         )

@@ -33,14 +33,15 @@ from push.storage_port import CursorState, PartitionState, Storage
 from runtime.loop.fairness import TimeSlices
 
 KEPT_MAX: Final = 200_000
-"""Number of partitions and cursors remembered, some 300 bytes each."""
+"""Largest number of partitions and cursors remembered, some 300 bytes each."""
 BELIEVED_S: Final = 2.0
-"""Largest age of figures that another gateway can change. [A console shows for hours a lag that
-another gateway settled long ago.]"""
+"""Seconds for which figures that another gateway can change are used. [A console shows for hours a
+lag that another gateway settled long ago.]"""
 
 
 def age_s(oldest_unix_ms: int | None) -> float:
-    """Return the age of a message published at that time, by this gateway's clock; 0 for None."""
+    """Return the age in seconds of a message published at that time, by this gateway's clock; 0 for
+    None."""
     return 0.0 if oldest_unix_ms is None else max(0.0, time.time() - oldest_unix_ms / 1000)
 
 
@@ -54,8 +55,9 @@ class GroupStats:
     firsts: dict[int, int]
     """First offset that it has not settled, by partition. Partitions without one are left out."""
     oldest_unix_ms: int | None = None
-    """Publish time of the oldest of these; None if there is none. If the first message of a
-    partition was lost to damage, that of the next retained one."""
+    """Publish time of the oldest message that the group has not settled; None if it has settled
+    all. If the first such message of a partition was lost to damage, that of the next retained
+    one."""
 
     @property
     def lag(self) -> int:
@@ -79,16 +81,16 @@ class QueueStats:
 
     states: list[PartitionState]
     descriptions: list[dict[str, object]]
-    """Fields of each partition."""
+    """Fields of each partition, as the description of the queue shows them."""
     groups: dict[str, GroupStats] = field(default_factory=dict)
     oldest_unix_ms: int | None = None
     """Publish time of the oldest retained message; None if the queue is empty."""
     read_at: float = 0.0
-    """Time of the read, by the loop's clock."""
+    """Time at which `states` was read, by the loop's clock."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is retained and nothing is to be settled."""
+        """Whether the queue retains nothing, and none of `groups` has anything to settle."""
         has_messages = any(state.messages for state in self.states)
         return not has_messages and not any(group.lag for group in self.groups.values())
 
@@ -348,8 +350,8 @@ def _partition(
     gateway: str | None,
     member: str | None,
 ) -> GroupPartition:
-    """Describe a partition for a group. `gateway`: another gateway whose consumer has it.
-    `member`: the one that has it, or will have it."""
+    """Describe a partition for a group. `gateway`: another gateway whose consumer has it. `member`:
+    the consumer that has it, or will have it."""
     number, now = state.partition.number, asyncio.get_running_loop().time()
     cursor = stats.cursors.get(number)
     lag = stats.lags.get(number, 0)
@@ -392,7 +394,8 @@ def _partition(
 
 
 def _epoch(cursor: CursorState | None, runtime: GroupRuntime | None, number: int) -> int:
-    """Return the last epoch. A new owner raises it without any change that is notified."""
+    """Return the highest epoch of a partition that is known here. A new owner raises it without any
+    change that is notified."""
     stored = cursor.epoch if cursor is not None else 0
     return max(stored, runtime.epochs.get(number, 0) if runtime is not None else 0)
 
@@ -432,7 +435,7 @@ def waits_for(owned: OwnedPartition, now: float) -> PartitionWaits:
 
 
 def blocked_by(owned: OwnedPartition) -> BlockedBy | None:
-    """Return why its owner takes nothing; None if it takes something."""
+    """Return why a partition's owner takes nothing more now; None if it takes something."""
     if owned.owner.available() > 0:
         return None
     why = owned.owner.blocked_by

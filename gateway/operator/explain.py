@@ -60,14 +60,14 @@ ROUNDS_MAX: Final = 3
 
 @dataclass(slots=True)
 class KeySnapshot:
-    """Data of a group that are read before it is judged."""
+    """Data of a group that are read before the state of a key is judged."""
 
     group: Group
     owned: OwnedPartition | None
     cursor: Cursor | None
     side_first: int | None
     start: int
-    """First offset whose messages are found in the log."""
+    """Offset from which on the log is searched for messages of the key."""
     gateway: str | None = None
     """Another gateway whose consumer has the partition."""
 
@@ -85,7 +85,8 @@ class KeyState:
     dying: int = 0
     """Number of messages on their way to the dead letters."""
     dead_letters_wait: str | None = None
-    """Reason why their queue does not take them."""
+    """Reason why the dead-letter queue does not take the dying messages; None if no reason is
+    known."""
     before: int | None = None
     also: list[KeyWaits] = field(default_factory=list)
     since_unix_ms: int | None = None
@@ -98,7 +99,7 @@ class KeyState:
 
 
 class Explainer:
-    """Explanations of keys."""
+    """Explanations of keys: what each waits for in each group."""
 
     def __init__(
         self, storage: Storage, groups: Groups, metadata: Metadata, reasons: NackReasons
@@ -388,7 +389,8 @@ def _stored_state(snapshot: KeySnapshot, found: KeyOffsets, key: int) -> KeyStat
 def sentence(
     code: KeyWaits, head: HeadDescription | None, until_unix_ms: int | None, before: int | None
 ) -> str:
-    """Return one sentence, or two. `until_unix_ms` and `before` as in KeyInGroup."""
+    """Return what a key waits for, in one to three sentences. `until_unix_ms` and `before` are as
+    in KeyInGroup."""
     if head is None:
         return _NO_HEAD.get(code, "Its first message is not known; " + _WHY[code])
     which = f"Offset {head.offset}, its first message,"

@@ -44,7 +44,8 @@ CountedT = TypeVar("CountedT")
 
 
 class LabelBudget(Generic[CountedT]):
-    """Labels of queues, or of groups. `forgotten` begins as a counter of nothing."""
+    """Labels of their own for up to `places_max` queues, or groups. `forgotten` begins as a counter
+    of nothing."""
 
     def __init__(self, places_max: int, forgotten: CountedT) -> None:
         self._places_max = places_max
@@ -56,7 +57,8 @@ class LabelBudget(Generic[CountedT]):
         return len(self._own)
 
     def assign(self, there: Mapping[str, Labels]) -> None:
-        """Assign labels to what exists now, by id, in this order; those of others are free."""
+        """Assign labels to the queues or groups that exist now, by id, in this order, while there
+        are free ones. Those with labels keep them. Labels of others become free."""
         for place in [place for place in self._own if place not in there]:
             del self._own[place]
         for place, labels in there.items():
@@ -65,7 +67,7 @@ class LabelBudget(Generic[CountedT]):
             self._own.setdefault(place, labels)
 
     def labels(self, place: str) -> Labels | None:
-        """Return its own labels, or None."""
+        """Return the labels of a queue or group, by its id; None if it has no labels of its own."""
         return self._own.get(place)
 
     def forget(self, place: str) -> bool:
@@ -89,7 +91,7 @@ OTHER_GROUP: Final[Labels] = (REST, REST, REST)
 
 @dataclass(slots=True)
 class Sources:
-    """Sources of the figures."""
+    """Parts of the gateway from which the figures of queues and groups come."""
 
     stats: QueueStatsCache
     metadata: Metadata
@@ -98,7 +100,7 @@ class Sources:
 
 
 def put_queue_counters(samples: Samples, labels: Labels, counters: PublishCounters) -> None:
-    """Put the counters of publishers and readers."""
+    """Put the counters of a queue's publishers and readers into the samples."""
     for name, outcome in EVENTS.items():
         samples.put("tocsin_queue_messages_total", getattr(counters, name), *labels, outcome)
     samples.put("tocsin_queue_bytes_total", counters.published_bytes, *labels)
@@ -108,7 +110,7 @@ def put_queue_counters(samples: Samples, labels: Labels, counters: PublishCounte
 
 
 def put_group_counters(samples: Samples, labels: Labels, tally: Tally) -> None:
-    """Put the counters of consumers."""
+    """Put the counters of a group's consumers into the samples."""
     for name in COUNTED:
         samples.put("tocsin_group_messages_total", getattr(tally, name), *labels, name)
     samples.spread("tocsin_group_dispatch_seconds", tally.dispatch_s, *labels)
@@ -116,14 +118,16 @@ def put_group_counters(samples: Samples, labels: Labels, tally: Tally) -> None:
 
 
 def put_queue_stats(samples: Samples, labels: Labels, stats: QueueStats) -> None:
-    """Put the depth of a queue."""
+    """Put a queue's depth in messages and bytes, and the age of its oldest message, into the
+    samples."""
     samples.put("tocsin_queue_depth_messages", sum(one.messages for one in stats.states), *labels)
     samples.put("tocsin_queue_depth_bytes", sum(one.bytes for one in stats.states), *labels)
     samples.most("tocsin_queue_oldest_age_seconds", age_s(stats.oldest_unix_ms), *labels)
 
 
 def put_group_stats(samples: Samples, labels: Labels, stats: GroupStats) -> None:
-    """Put a group's position."""
+    """Put a group's lag, the age of its oldest unsettled message, its messages set aside, its
+    parked keys and its epochs into the samples."""
     samples.put("tocsin_group_lag_messages", stats.lag, *labels)
     samples.most("tocsin_group_oldest_age_seconds", age_s(stats.oldest_unix_ms), *labels)
     samples.put("tocsin_group_aside_messages", stats.aside, *labels)
@@ -133,8 +137,8 @@ def put_group_stats(samples: Samples, labels: Labels, stats: GroupStats) -> None
 
 
 async def put_group_load(samples: Samples, labels: Labels, groups: Groups, group_id: str) -> None:
-    """Put what consumers of a group hold at this gateway, and which keys wait; in slices, because
-    there may be many."""
+    """Put the number of a group's consumers at this gateway, of the messages that they hold, and of
+    keys that wait, by cause; in slices, because there may be many."""
     runtime, slices = groups.runtimes.get(group_id), TimeSlices()
     owned_partitions = list(runtime.owned_partitions.values()) if runtime is not None else []
     members = len(runtime.members) if runtime is not None else 0
@@ -211,7 +215,7 @@ class RemoteFigures:
         return self.samples
 
     def age_s(self) -> float:
-        """Return the age of the samples; 0 if there are none."""
+        """Return the age of the samples in seconds; 0 if no round has ended."""
         if self.ended_at == float("-inf"):
             return 0.0
         return asyncio.get_running_loop().time() - self.ended_at
@@ -240,13 +244,14 @@ class RemoteFigures:
             task.result()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the round that is under way."""
         if self._round is not None:
             self._round.cancel()
 
 
 LOOKS_S: Final = 4.0
-"""Time for reading the figures of all queues. A Prometheus server waits for ten seconds."""
+"""Seconds for reading the figures of all queues with labels of their own, and as many for the state
+of the storage. A Prometheus server waits for ten seconds."""
 _BREAKER: Final = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 Part = Callable[[Samples], None]
 
@@ -302,15 +307,16 @@ class GatewayMetrics:
             self._groups.forgotten.merge(counted)
 
     def add_part(self, part: Part) -> None:
-        """Add the figures of something that the broker does not know, such as sessions."""
+        """Have each collection call `part`, which puts figures of something that the broker does
+        not know, such as sessions."""
         self._parts.append(part)
 
     def start(self) -> None:
-        """Begin to measure the loop."""
+        """Begin to measure the delay of the event loop."""
         self.lag.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop measuring the loop, and the round that is under way for queues without labels."""
         self.lag.stop()
         self._rest.close()
 
@@ -497,9 +503,9 @@ class GatewayMetrics:
     # --- One queue -------------------------------------------------------------------------------
 
     async def collect_queue(self, queue: Queue, *, sees_dead_letters: bool) -> Samples:
-        """Collect this queue and its groups, as many as have labels in an answer, for its holder.
-        `sees_dead_letters`: whether their number is included. Raises TocsinError if the storage
-        does not answer."""
+        """Collect the metrics of a queue and its groups. Groups beyond `groups_max` share one
+        label. `sees_dead_letters`: whether the number of dead letters is included. Raises
+        TocsinError if the storage does not answer."""
         samples, labels = Samples(), (queue.tenant, queue.name)
         every = self._list_groups(queue)
         named = [

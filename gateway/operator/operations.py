@@ -59,9 +59,10 @@ class QueueOperations:
         deletes_max: int | None = None,
         begin: Begin | None = None,
     ) -> Removed:
-        """Set a group's cursors anew. Earlier deliveries no longer count. `begin` is awaited before
-        the change. Raises Refused(would_delete) if it deletes more than `deletes_max` messages;
-        with `deletes_max` None, nothing is counted."""
+        """Set a group's cursors anew. Acks of earlier deliveries are stale. `begin` is awaited
+        before the change. Returns what the seek removes. Raises Refused(would_delete) if that is
+        more than `deletes_max` messages; with `deletes_max` None nothing is counted, and zeros are
+        returned."""
         group = self._metadata.find_group(principal, queue, name)
         if isinstance(to, tuple):
             kind, value = to
@@ -83,8 +84,8 @@ class QueueOperations:
         return removed
 
     async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
-        """Drop the messages of a group, durably; with None those of all groups. Deliveries in
-        flight no longer count, and their acks are stale."""
+        """Drop the messages that a group has not settled, durably; with None those of all groups.
+        Deliveries in flight no longer count, and their acks are stale."""
         found = self._metadata.find_group(principal, queue, group) if group is not None else None
 
         def groups() -> list[Group]:

@@ -32,12 +32,12 @@ from push.ring import key_hash
 from push.storage_port import Storage
 
 AGAIN_S: Final = 0.05
-"""Time between two looks for an owner, while a partition has none or moves, or somebody else
+"""Seconds between two looks for an owner, while a partition has none or moves, or somebody else
 decides."""
 SILENT_S: Final = 1.0
-"""Time without an answer after which the owner may be gone, and is looked up again."""
+"""Seconds without an answer after which the owner may be gone, and is looked up again."""
 DECIDE_TIMEOUT_S: Final = 20.0
-"""Time for a decision to become durable."""
+"""Seconds for a decision to become durable in all partitions."""
 PARTITIONS_AT_ONCE_MAX: Final = 64
 """Number of partitions in which a decision is under way at a time. So a silent owner of one does
 not hold up the others."""
@@ -325,7 +325,7 @@ class DecisionRouter:
 
 
 class _Decision:
-    """A decision under way, and the letter about it that has not been answered."""
+    """A decision under way in one partition, and the letter about it that has not been answered."""
 
     def __init__(self, place: CursorPlace, verb: Verb, tracker: DecisionTracker) -> None:
         self.place = place

@@ -62,7 +62,8 @@ class QueueWalk:
         return [number for number in numbers if after is None or number >= after.partition]
 
     async def messages(self) -> AsyncIterator[tuple[PartitionState, Record, int]]:
-        """Yield (partition, record, offset) of the messages that match by the hashes of keys."""
+        """Yield (state of the partition, record, offset) of each message that the look covers. If
+        it names a key, these are the messages whose keys have the same hash."""
         left = limits.LOOK_BYTES_MAX
         found = await self._storage.partitions(self._queue.queue_id)
         states = {state.partition.number: state for state in found}
@@ -108,7 +109,8 @@ class QueueWalk:
 
 
 def fields_of(queue: Queue, state: PartitionState, record: Record, offset: int) -> dict[str, Any]:
-    """Return the fields that are not in the message: its place, its times, and an id."""
+    """Return the fields that are not in the message: its place, its times, and an id made of its
+    place."""
     return {
         "id": f"{queue.queue_id}-{state.generation}-{state.partition.number}-{offset}",
         "partition": state.partition.number,
@@ -143,7 +145,8 @@ class GroupView:
         self._stored: tuple[Partition, int, list[MessageStatus]] | None = None
 
     async def floors(self, queue: Queue) -> dict[int, int]:
-        """Return the offset below which it has settled everything, by partition."""
+        """Return the offset from which on the group's messages are looked at, by partition: the
+        floor of its cursor, or 0 if messages are in side lines."""
         cursors = await self._storage.cursors(queue.queue_id, self._group.group_id)
         # Messages in a side line are below the floor, and not settled.
         floors = [(one.place.partition, 0 if one.aside else one.floor) for one in cursors]
@@ -162,7 +165,7 @@ class GroupView:
         return known[2][offset - known[1]]
 
     async def state(self, partition: Partition, record: Record, offset: int) -> tuple[State, int]:
-        """Return (state, counted attempts) of a message."""
+        """Return (state, counted attempts) of a message for the group."""
         number = partition.number
         owned = self._owned_partitions.get(number)
         if owned is not None and number not in self._owners:

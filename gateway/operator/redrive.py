@@ -45,10 +45,13 @@ from push.storage_port import CursorWrite, PartitionState, Storage
 GROUP: Final = "tocsin.redrive"
 """The group of a dead-letter queue that has settled what went back."""
 BATCH_BYTES_MAX: Final = 1_048_576
-"""Size of the letters that go back together; at least one goes."""
+"""Largest size in bytes of the letters that go back together; at least one goes."""
 FENCED_MAX: Final = 20
+"""Number of times that a redrive finds a place owned by one through another gateway, at which it is
+refused."""
 AGAIN_S: Final = 0.02
-"""Number of times, and time at first, that a redrive makes room for one through another gateway."""
+"""Seconds that a redrive waits the first time, or up to twice as long, when one through another
+gateway owns a place. Each further wait is longer by as much."""
 
 
 @dataclass(slots=True)
@@ -65,7 +68,8 @@ class _Letter:
 
     @property
     def name(self) -> str:
-        """Name of its place among the dead letters."""
+        """Name of the letter's place among the dead letters, by which deduplication knows it in its
+        queue."""
         partition = self.state.partition
         return f"{partition.queue_id}-{self.state.generation}-{partition.number}-{self.offset}"
 
@@ -198,7 +202,8 @@ class Redriver:
         return Redriven(messages=run.done, next=str(walk.next) if walk.next else None)
 
     async def own(self, place: CursorPlace) -> "_Ownership":
-        """Own a place, to settle letters there. Returns which of them are settled already."""
+        """Own a place, to settle letters there. Returns which letters are settled already. Raises
+        Refused(invalid_request) if GROUP has consumers."""
         runtime = self._groups.runtimes.get(place.group_id)
         row = await self._metadata.membership(place.group_id)
         if (runtime is not None and runtime.members) or self._groups.others(row):

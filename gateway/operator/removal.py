@@ -61,7 +61,7 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> int:
-        """All of them."""
+        """Number of deleted and dead-lettered messages together."""
         return self.deleted + self.dead_lettered
 
     def __add__(self, other: "Removed") -> "Removed":
@@ -104,8 +104,8 @@ class RemovalCounter:
     async def count_seek(
         self, principal: Principal, queue: Queue, group: Group, starts: Sequence[Start]
     ) -> tuple[Removed, Sequence[Start]]:
-        """Count what a seek of the group removes, and return its starts. They are fixed now, so
-        that messages published from now on are not skipped."""
+        """Count what a seek of the group removes, and return its starts, with an offset in place of
+        `latest`. So messages published from now on are not skipped."""
         states = {one.partition.number: one for one in await self._states(queue)}
         places = [
             states[number].certified if start == "latest" and number in states else start
@@ -135,7 +135,7 @@ class RemovalCounter:
     async def count_beginning(
         self, principal: Principal, queue: Queue, start: GroupStart
     ) -> Removed:
-        """Count what a new group that starts there removes."""
+        """Count what a new group with this start removes."""
         groups = self._metadata.list_groups(principal, queue)
         if start == "earliest" or groups or queue.settings.retention_s:
             return Removed()

@@ -92,7 +92,7 @@ class KeyOffsets:
 
     offsets: list[int] = field(default_factory=list)
     is_whole: bool = True
-    """Whether the stretch reached the end."""
+    """Whether the stretch reached the certified end of the log."""
 
     def behind(self, first: int) -> list[int]:
         """Return the offsets from `first` on."""
@@ -110,8 +110,8 @@ class WaitingCount:
 async def find_in_log(
     storage: Storage, partition: Partition, start: int, keys: Set[int], budget: ByteBudget
 ) -> dict[int, KeyOffsets]:
-    """Return the messages of each of these keys (of hashes and pseudo keys) from `start` on, as far
-    as the budget reaches."""
+    """Return the messages of each key from `start` on, as far as the budget reaches. `keys` are
+    hashes of keys, and pseudo keys (`loose`) of single messages without a key."""
     found = {key: KeyOffsets() for key in keys}
     single = {offset: key for key in keys if start <= (offset := loose(key)) <= limits.OFFSET_MAX}
     at = start
@@ -184,7 +184,7 @@ async def count_waiting(
 
 @dataclass(slots=True)
 class _ReadBudgets:
-    """Bytes that one answer may still read, of first messages and of the log."""
+    """Bytes that one answer may still read: of the first messages of keys, and of the log."""
 
     heads: ByteBudget = field(default_factory=lambda: ByteBudget(limits.LOOK_BYTES_MAX))
     log: ByteBudget = field(default_factory=lambda: ByteBudget(limits.COUNT_BYTES_MAX))
@@ -324,8 +324,8 @@ class WaitingKeys:
     async def list_leases(
         self, queue: Queue, group: Group, limit: int, after: Place | None
     ) -> LeaseList:
-        """List up to `limit` deliveries in flight, from the place `after` on, by partition and
-        offset."""
+        """List up to `limit` deliveries in flight of owners at this gateway, from the place `after`
+        on, by partition and offset."""
         begin = after or Place(0, 0)
         shown: list[Lease] = []
         budget = ByteBudget(limits.LOOK_BYTES_MAX)
@@ -447,8 +447,8 @@ def _stored_key(number: int, key: int, retry: Retry | None, mark: Parked | None)
 
 
 def wall_unix_ms(*moments: float) -> list[int]:
-    """Return the wall's time at each of these moments of the loop's clock, as far apart as they
-    were."""
+    """Return the unix milliseconds of each of these moments of the loop's clock, as far apart as
+    the moments."""
     loop = asyncio.get_running_loop()
     # A pause between the two readings makes the difference smaller, so the largest of three counts.
     ahead_s = max(time.time() - loop.time() for _ in range(3))

@@ -31,17 +31,19 @@ from push.storage_port import Append, Appended, NotStored, Stored
 
 logger = logging.getLogger("tocsin.publisher")
 ROUTES_MAX: Final = 100_000
-"""Number of keys per queue whose hash and partition are remembered."""
+"""Largest number of keys of one queue whose hash and partition are remembered."""
 ROUTES_IN_ALL_MAX: Final = 1_000_000
-"""The same for all queues together, some 200 MB."""
+"""Largest number of keys of all queues together whose hash and partition are remembered, some 200
+MB."""
 LEFT_OUT_MAX: Final = 5 * ROUTES_MAX
-"""Number of keys of a queue that found no room, after which its memory of keys begins anew."""
+"""Number of look-ups of keys that were not remembered for want of room, after which a queue forgets
+all its keys and begins anew."""
 ORDERS_MAX: Final = 10_000
-"""Number of sending orders of producers at partitions. Beyond it those held up longest are
+"""Largest number of sending orders of producers at partitions. Beyond it those held up longest are
 forgotten."""
 SPREAD_RUN: Final = 256
-"""Number of consecutive sequences without a key that stay on one partition, because few large
-records are cheaper than many small ones."""
+"""Number of consecutive sequences whose messages, if they have no key and no id, go to one
+partition, because few large records are cheaper than many small ones."""
 
 Outcome = tuple[int, int] | tuple[int, int, bool] | TocsinError
 """Outcome of a message, as in a receipt: (partition, offset) if it is new, (partition, offset,
@@ -96,37 +98,44 @@ class PendingPublish:
         self.queue = queue
         self.messages = messages
         self.on_answer: Callable[[PendingPublish], None] | None = on_answer
-        """Called exactly once, on the loop, perhaps before `Publisher.submit` returns."""
+        """Called with this publish exactly once, when every message has its outcome, perhaps before
+        `Publisher.submit` returns. None afterwards."""
         self.producer = producer
-        """The producer in 16 bytes, or None. It is set if there is a sequence."""
+        """The producer in 16 bytes, or None. A publish with sequences and without a producer is
+        refused."""
         self.sequence = sequence
-        """The sequence of the first message; those of the others follow."""
+        """The sequence of the first message; those of the others follow. None: the messages have no
+        sequences."""
         self.resolved = resolved
         """Sequence below which everything was answered (R6)."""
         self.is_checked = is_checked
-        """Whether the messages were accepted before and only move. No rule about a single message
-        applies again."""
+        """Whether the messages were accepted before and only move, so that they are not checked by
+        `check_message` again."""
         self.names = names
-        """Names under which the messages are remembered instead of their ids. A message is stored
-        once, whatever its id was remembered for (R8)."""
+        """Names by which deduplication knows the messages, in place of their ids. So a message that
+        moves is stored once, even if its id is remembered (R8). None: it knows them by their
+        ids."""
         self.keys = keys
         """The keys that may be published to. A message of another key is refused alone (P11)."""
         self.origin = origin
-        """The entry of this publish for the delivery log; None: it has none."""
+        """The entry of this publish for the delivery log. None: `Publisher.submit` makes an entry
+        if the log is on."""
         self.outcomes: list[Outcome] = [NO_ANSWER] * len(messages)
         self.remaining = len(messages)
         """Number of messages without an outcome."""
         self.generation = 0
         self.durability: dict[str, object] = {}
-        """Level and number of copies, for the receipt."""
+        """Durability level and number of copies of the record that was completed last, for the
+        receipt; empty if none was."""
         self.context: Context | None = None
-        """Set by the publisher for a publish with sequences."""
+        """Set by the publisher if the messages have sequences; None otherwise."""
         self.letters: Sequence[Message] | None = None
-        """Messages that are stored in place of these."""
+        """Dead letters that are stored in place of `messages` if the queue was deleted; None if it
+        was not."""
         self.bytes = 0
         """Size as JSON of the messages that went on to the storage."""
         self.is_plain = True
-        """Whether every message was stored and is new."""
+        """Whether no message has failed, and all records of its messages had new messages only."""
 
     def fail(self, index: int, error: TocsinError) -> None:
         """Set the outcome of a message that is not stored, or whose fate is unknown."""
@@ -139,7 +148,7 @@ class PendingPublish:
         self.is_plain = False
 
     def count_in(self, counter: UsageCounter) -> None:
-        """Add what was stored, and what was refused, to a counter."""
+        """Add stored messages, duplicates and errors to a counter of usage."""
         if self.is_plain:  # nothing is looked at one by one
             counter.count_stored(len(self.outcomes), self.bytes)
             return
@@ -152,7 +161,8 @@ class PendingPublish:
                 counter.count_stored(1, len(encode_message(message)))
 
     def ids(self, index: int) -> str:
-        """Return the id of message `index`, by the client or made of its place (R1)."""
+        """Return the id of message `index`, by the client or made of its place (R1); "" if it has
+        none and is not stored."""
         given = self.messages[index].id
         outcome = self.outcomes[index]
         if given is not None or isinstance(outcome, TocsinError):
@@ -165,7 +175,7 @@ class PendingPublish:
         return f"{self.queue.queue_id}-{self.generation}-"
 
     def settle(self, count: int) -> None:
-        """Note `count` more outcomes; the last one sends the answer."""
+        """Note `count` more outcomes; the last one calls `on_answer`."""
         self.remaining -= count
         if not self.remaining and self.on_answer is not None:
             on_answer, self.on_answer = self.on_answer, None
@@ -184,17 +194,18 @@ class Run:
         self.publish = publish
         self.context = publish.context
         self.sequence = publish.sequence or 0
-        """The sequence of the publish's first message, if there is a context."""
+        """The sequence of the publish's first message; 0 if its messages have no sequences."""
         self.encoded: list[bytes] = []
         self.hashes: list[int] = []
-        """Hashes of the keys; 0 for a message without one."""
+        """Hashes of the keys; 0 for a message without a key."""
         self.indexes: list[int] = []
         """The places of the messages in the publish, in order."""
         self.marks: list[tuple[int, bytes | None, int]] | None = None
-        """(place in the run, digest of the client's id, expiry) of the messages that have one."""
+        """(place in the run, digest of the id or None, expiry in unix milliseconds or 0) of the
+        messages that have an id, a name or an expiry."""
 
     def piece(self, first: int, last: int) -> "Run":
-        """Return a run of the messages first..last-1."""
+        """Return a run of this run's messages first..last-1."""
         piece = Run(self.publish)
         piece.encoded, piece.hashes = self.encoded[first:last], self.hashes[first:last]
         piece.indexes = self.indexes[first:last]
@@ -216,7 +227,8 @@ class KeyCount:
 
 
 class Route:
-    """The routing of one queue, computed once: its ring, and the places of its recent keys."""
+    """The routing of one queue: its ring, the places of keys that were looked up, and the number of
+    its messages that wait."""
 
     __slots__ = (
         "_key_count",
@@ -242,11 +254,11 @@ class Route:
         key_count: KeyCount | None = None,
     ) -> None:
         self.hit_rate = hit_rate or HitRate()
-        """Rate of look-ups in which a key's place was remembered."""
+        """Rate of look-ups in which a key's place was remembered; all queues share it."""
         self.queue = queue
         self.counters = counters or PublishCounters()
         self.pending = Backlog()
-        """Messages of this queue without an answer."""
+        """Messages of this queue whose commit has not ended."""
         self.ring = Ring(queue.ring_epoch, queue.members)
         self.hash = hasher(queue.hash_key)
         self.keys: dict[str, tuple[int, int]] = {}
@@ -254,7 +266,8 @@ class Route:
         self._misses = 0
         """Misses that `hit_rate` does not have yet."""
         self._left_out = 0
-        """Number of keys that were not remembered for want of room."""
+        """Number of look-ups whose key was not remembered for want of room, since the last
+        `forget`."""
         self.partitions = {n: Partition(queue.queue_id, n) for n in queue.members}
         self.spread_members = queue.members
         self.spread = 0
@@ -270,9 +283,9 @@ class Route:
         return place
 
     def _remember(self, key: str, place: tuple[int, int]) -> None:
-        """Remember a key if there is room. With more keys than that, exchanging them one by one
-        costs more than it saves; after LEFT_OUT_MAX the route begins anew, because the first keys
-        are not wanted for ever."""
+        """Remember a key if there is room. If there is none, exchanging keys one by one costs more
+        than it saves. After LEFT_OUT_MAX such look-ups the route begins anew, because the first
+        keys are not wanted for ever."""
         if len(self.keys) < ROUTES_MAX and self._key_count.count < ROUTES_IN_ALL_MAX:
             self.keys[key] = place
             self._key_count.count += 1
@@ -282,20 +295,20 @@ class Route:
             self.forget()
 
     def forget(self) -> None:
-        """Forget all keys."""
+        """Forget all keys of this queue."""
         self._key_count.count -= len(self.keys)
         self._left_out = 0
         self.keys.clear()
 
     def count_lookups(self, count: int) -> None:
-        """Add the places of `count` keys, looked up since the last call, to the statistics."""
+        """Add `count` look-ups of keys, all since the last call, to `hit_rate`."""
         misses, self._misses = self._misses, 0
         self.hit_rate.hits += count - misses
         self.hit_rate.misses += misses
 
     def spread_place(self) -> int:
-        """Return the partition for all messages without a key of a publish; the next publish gets
-        the next one. Few large records are cheaper than many small ones."""
+        """Return the partition for all messages of a publish that have no key, id or sequence; the
+        next publish gets the next partition. Few large records are cheaper than many small ones."""
         self.spread = (self.spread + 1) % len(self.spread_members)
         return self.spread_members[self.spread]
 
@@ -334,15 +347,18 @@ class SendingOrders:
     def on_refused(
         self, producer: bytes, route: Route, key: str | None, sequence: int, error: TocsinError
     ) -> None:
-        """Hold up the messages behind one that was refused here.
+        """Hold up a producer's later messages of a partition behind a message that was refused
+        here.
 
-        A message without a key, or with a key that cannot be, has nothing behind it.
+        A message without a key, or with a key that cannot be, has nothing behind it. Nor has one
+        that was out of sequence, which `check` has noted.
         """
         if key and len(key) <= limits.KEY_BYTES_MAX and error.code.name != "out_of_sequence":
             self._hold(producer, route.partitions[route.place(key)[0]], sequence)
 
     def on_not_stored(self, partition: Partition, header: Header) -> None:
-        """Hold up the messages behind a record that was not stored, or whose fate is unknown."""
+        """Hold up the later messages of producers that have messages with keys in a record that was
+        not stored, or whose fate is unknown."""
         for index, sequence, hashed in zip(
             header.producer_indexes, header.sequences, header.key_hashes, strict=False
         ):
@@ -357,7 +373,7 @@ class SendingOrders:
 
 def cut(publish: PendingPublish, route: Route, orders: SendingOrders) -> dict[int, Run]:
     """Return the runs of a publish by number of partition. A refused message has its outcome, and
-    is in none of them."""
+    is in none of the runs."""
     settings, encoded = publish.queue.settings, None
     if not publish.is_checked and publish.names is None:
         encoded = encode_plain(publish.messages, settings.message_bytes_max)
@@ -404,8 +420,8 @@ class _Cut:
         return runs
 
     def runs(self, encoded: Sequence[bytes] | None) -> dict[int, Run]:
-        """Cut messages, and check each. `encoded` is the result of `encode_plain`, if that accepted
-        them."""
+        """Cut messages, and check each. `encoded` is the result of `encode_plain`; None if that was
+        not called, or did not accept the messages."""
         publish = self._publish
         settings, names = publish.queue.settings, publish.names
         now_ms, runs = time.time() * 1000, dict[int, Run]()
@@ -500,7 +516,8 @@ def expires_unix_ms(message: Message, queue_ttl_s: float | None, now_ms: float) 
 
 
 class Backlog:
-    """The number and size of the messages that wait for their commit in one lane."""
+    """The number of messages whose commit has not ended, and their size as JSON: those of one
+    queue, of one lane or of all queues."""
 
     __slots__ = ("bytes", "messages")
 
@@ -510,7 +527,8 @@ class Backlog:
 
 
 class OpenRecord:
-    """A record that takes messages until the next commit closes it, and then answers their runs."""
+    """A record that takes messages until a commit closes it. When the commit has ended, it gives
+    their publishes the outcomes."""
 
     __slots__ = ("accepted_us", "backlog", "builder", "partition", "route", "runs")
 
@@ -521,14 +539,14 @@ class OpenRecord:
         self.route = route
         self.partition = partition
         self.backlog = backlog
-        """The lane's backlog. The record's messages count in it until they have their answer."""
+        """The lane's backlog. The record's messages count in it until their commit has ended."""
         self.builder = RecordBuilder()
         self.runs: list[tuple[PendingPublish, list[int], int]] = []
         """(publish, places of its messages that are in this record, their size as JSON)."""
         origin = first.origin
         now_us = time.monotonic_ns() // 1000 if origin is None else origin.accepted_us
         self.accepted_us = now_us
-        """Time at which the first message was accepted, on the clock of `Stages`."""
+        """Time at which the first message was accepted, in microseconds of the monotonic clock."""
 
     @property
     def size(self) -> int:
@@ -537,7 +555,7 @@ class OpenRecord:
 
     @property
     def weight(self) -> int:
-        """The record's part of a commit that several queues share."""
+        """Weight of the record in a commit that several queues share: see `commit_weight`."""
         return commit_weight(len(self.builder), self.size)
 
     def take(self, run: Run, size: int) -> None:
@@ -604,8 +622,8 @@ class OpenRecord:
         *,
         is_answered: bool,
     ) -> None:
-        """Count what was stored of messages of these sizes, and give every publish its outcomes,
-        unless it was answered already."""
+        """Count what was stored of the messages, whose sizes as JSON are `sizes`, and give every
+        publish its outcomes, unless the commit was answered already."""
         counters, number = self.route.counters, self.partition.number
         counters.certify_s.add((certified_us - self.accepted_us) / 1e6, result.count)
         counters.count_stored(result, self.size, sizes)
@@ -629,7 +647,8 @@ class OpenRecord:
 
 
 def commit_weight(messages: int, size: int) -> int:
-    """Return how much of a shared commit messages of `size` bytes in all take."""
+    """Return the weight of messages of `size` bytes in all in a shared commit: this size, but at
+    least COMMIT_MESSAGE_BYTES for each message."""
     return max(size, limits.COMMIT_MESSAGE_BYTES * messages)
 
 
@@ -640,8 +659,8 @@ def is_full(builder: RecordBuilder, more_bytes: int, bytes_max: int) -> bool:
 
 
 def piece_end(encoded: list[bytes], first: int) -> int:
-    """Return where a record that begins with message `first` must end, by bytes. It has at least
-    one message."""
+    """Return the end of a record that begins with message `first`, by RECORD_BYTES_MAX: the place
+    after its last message. It has at least one message."""
     size, last = len(encoded[first]), first + 1
     while last < len(encoded) and size + len(encoded[last]) <= limits.RECORD_BYTES_MAX:
         size += len(encoded[last])

@@ -52,25 +52,25 @@ from push.storage_port import Append, Appended, Lane, NotStored, Storage
 
 logger = logging.getLogger("tocsin.commits")
 COMMITS_MAX: Final = 2
-"""Number of commits under way: one that the storage writes and one that waits there, so that its
-writer is never idle. A third would only make the records smaller."""
+"""Largest number of a lane's commits under way while one queue publishes: one that the storage
+writes and one that waits there for its writer. A third would only make records smaller."""
 COMMIT_AHEAD_MIN: Final = 256
-"""Number of messages from which the second commit is prepared. A small one costs as much as a large
-one, and would have grown by the time the first has ended."""
+"""Number of waiting messages from which the second commit begins. A small one costs as much as a
+large one, and would have grown by the time the first has ended."""
 LIGHT_COMMITS_MAX: Final = 4
-"""Number of commits of light queues that may be under way beside the one that is shared by all.
-They go with the storage's next transaction, whatever of heavy queues is in that."""
+"""Largest number of a lane's commits under way beside heavy queues: the shared one and those of
+light ones, which go with the storage's next transaction, whatever of heavy queues is in that."""
 SMALL_BYTES: Final = 256 * 1024
-"""Weight up to which cursor writes wait for the next commit. Behind a larger one acks would wait
-for longer than a transaction of their own takes."""
+"""Largest weight of a lane's last commit with which cursor writes wait for the next one. Behind a
+larger one acks would wait for longer than a transaction of their own takes."""
 LATE_S: Final = 0.25
-"""Age from which a commit is left out when the next ones are judged. So messages that wait behind
-it do not hold back those for other lanes."""
+"""Age of a commit in seconds from which `has_enough` leaves out what waits in its lane, so that
+this does not hold back messages for other lanes."""
 FAILURES: Final = frozenset({"unknown", "storage_unavailable", "internal"})
 UNMADE_S: Final = 0.25
 """Seconds that producers of a queue are advised to wait if the storage does not have it yet."""
 _WATCH_EVERY_S: Final = 0.25
-"""Interval at which the age of the commits under way is checked."""
+"""Seconds between two checks of the age of the commits under way."""
 _QUEUE_NOT_FOUND: Final = NotStored("queue_not_found")
 _RECORD_ID_BYTES: Final = 16
 Batch = list[OpenRecord]
@@ -107,11 +107,11 @@ class GroupCommit:
         self._lanes: dict[int, Committer] = {}
         self._open: dict[Partition, OpenRecord] = {}
         self._closed: Batch = []
-        """Full records, in their order; each goes before the open one of its partition."""
+        """Records that take no more messages; each goes before its partition's open one."""
         self._waiting = 0
         """Number of messages that no commit has taken yet."""
         self.pending = Backlog()
-        """Messages without an answer, of all queues."""
+        """Messages of all queues whose commit has not ended."""
         self.is_scheduled = False
         """Whether a commit begins in the next turn of the loop, if one is admitted."""
         self._record_bytes_max = limits.RECORD_BYTES_MAX
@@ -138,7 +138,7 @@ class GroupCommit:
         return sum(lane.messages_total for lane in self._lanes.values())
 
     def watch(self, listener: Callable[[int], None]) -> None:
-        """Call this with a lane's number whenever a commit has begun or ended there."""
+        """Call `listener` with a lane's number whenever a commit has begun or ended there."""
         self.listeners.append(listener)
 
     def _lane_of(self, route: Route, partition: Partition) -> "Committer":
@@ -277,7 +277,7 @@ class GroupCommit:
             asyncio.get_running_loop().call_soon(self._commit)
 
     def release(self, record: OpenRecord) -> None:
-        """Count a record's messages as waiting no longer."""
+        """Take a record's messages out of the backlogs of its lane, its queue and all queues."""
         count, size = len(record.builder), record.size
         pending, of_queue, of_lane = self.pending, record.route.pending, record.backlog
         pending.messages -= count
@@ -290,8 +290,8 @@ class GroupCommit:
     # enforces: R7
     def hold_up(self, partition: Partition, header: Header) -> None:
         """Hold up the producers of a record that was not stored, or whose outcome is not known
-        (R7). Their messages that wait there would overtake it with the next commit: they are
-        refused now."""
+        (R7). Waiting records of its partition that have messages of these producers would overtake
+        it with the next commit: they are refused now."""
         self._orders.on_not_stored(partition, header)
         held = {producer for producer, _ in header.producers}
         for record in [*self._closed, *self._open.values()]:
@@ -375,8 +375,8 @@ class GroupCommit:
         return left
 
     def is_busy(self, number: int) -> bool:
-        """Whether a lane's next commit is near and small. What is handed to the storage now would
-        be a transaction of its own in front of it."""
+        """Whether a lane's next commit is near and the last one was small. What is handed to the
+        storage now would be a transaction of its own in front of the next one."""
         lane = self._lanes.get(number)
         return lane is not None and lane.has_small_next(is_due=self.is_scheduled)
 
@@ -430,11 +430,11 @@ class Commit:
         self.size = size
         self.began = began
         self.ticket: int | None = None
-        """Ticket of the breaker."""
+        """Ticket of the lane's breaker; None if it gave none."""
         self.is_share = is_share
-        """Whether every queue has a share of it. If not, it goes beside such a commit."""
+        """Whether any queue may be in it. False: only light ones are, beside such a commit."""
         self.lane = lane
-        """The lane at its beginning (R7)."""
+        """The lane of its records when it began (R7)."""
         self.stored: Awaitable[list[Appended]]
         """The storage's answer, which must be awaited once."""
         now_ms, self.asked_us = time.time() * 1000, time.monotonic_ns() // 1000
@@ -472,7 +472,7 @@ class Committer:
     def __init__(self, group: GroupCommit, number: int) -> None:
         """`number`: the lane's."""
         self.backlog = Backlog()
-        """Messages without an answer, of this lane."""
+        """Messages of this lane whose commit has not ended."""
         self._group = group
         self._number = number
         self._storage = group.storage
@@ -481,12 +481,12 @@ class Committer:
         self._appending: dict[Partition, int] = {}
         """Number of records under way, by partition."""
         self._late_ends: dict[Partition, int] = {}
-        """Certified ends that became known during an append."""
+        """Certified ends that became known during an append, by partition, until its answer."""
         self._under_way: dict[asyncio.Task[None], Commit] = {}
         self._last_size = 0
         """Weight of the commit that began last."""
         self._ending = 0
-        """Number of commits that were answered, and whose successor has not begun yet."""
+        """Number of commits that were answered, after which no next one could begin yet."""
         self.breaker = Breaker(
             failures_max=limits.BREAKER_FAILURES,
             open_s=limits.BREAKER_OPEN_S,
@@ -494,7 +494,7 @@ class Committer:
         )
         self._watch: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
-        """Ends the rest of heavy queues, if one waits for it."""
+        """Timer that ends the rest of heavy queues; None if none waits for that."""
         self._shared = 0
         """Number of commits under way that have a share of every queue."""
         self.is_calm = True
@@ -573,7 +573,7 @@ class Committer:
         return now - first.began if first is not None else 0.0
 
     def _check_ages(self) -> None:
-        """Refuse publishes while a commit is old, and answer the oldest ones."""
+        """Have publishes refused if a commit is slow, and answer those that are too slow."""
         loop = asyncio.get_running_loop()
         self._watch = None
         if not self._under_way:
@@ -777,7 +777,7 @@ class Committer:
         )
 
     def _certify_late(self, partition: Partition) -> None:
-        """Pass on an end that became known during the append, if it is further than its answer."""
+        """Pass on an end that became known during an append, if it is after the answer's end."""
         if partition in self._late_ends and partition not in self._appending:
             end = self._late_ends.pop(partition)
             if end > self._tail.ends.get(partition, 0):

@@ -88,7 +88,8 @@ class Publisher:
             publish.settle(refused_count)
 
     def _redirect(self, publish: PendingPublish) -> None:
-        """Redirect a publish to a deleted queue to its dead letters. Others stay unchanged."""
+        """Redirect a publish to a deleted queue to its dead-letter queue. Publishes to others stay
+        unchanged."""
         tombstone = self._tombstones.by_queue.get(publish.queue.queue_id)
         if tombstone is not None:
             tombstone.redirect(publish)
@@ -104,7 +105,8 @@ class Publisher:
         publish.settle(len(publish.messages))
 
     def _accept(self, publish: PendingPublish, route: Route) -> int:
-        """Put each partition's run into its record. Returns the number of messages."""
+        """Put each partition's run into its record. Returns the number of messages that are in
+        records now."""
         if publish.producer is not None and publish.sequence is not None:
             publish.context = (publish.producer, publish.resolved)
         commits, spans_clusters = self.commits, len(publish.queue.clusters) > 1
@@ -143,7 +145,7 @@ class Publisher:
         return route
 
     def forget_queue(self, queue_id: str) -> None:
-        """Forget the routes of a queue that is deleted, or has another ring."""
+        """Forget the route of a queue that is deleted, or has another ring."""
         route = self._routes.pop(queue_id, None)
         if route is not None:
             route.forget()
@@ -152,12 +154,12 @@ class Publisher:
 
     @property
     def pending_messages(self) -> int:
-        """Number of messages without an answer, of all queues."""
+        """Number of messages of all queues whose commit has not ended."""
         return self.commits.pending.messages
 
     @property
     def pending_bytes(self) -> int:
-        """Size as JSON of the messages without an answer."""
+        """Size as JSON of the messages of all queues whose commit has not ended."""
         return self.commits.pending.bytes
 
     @property

@@ -44,14 +44,15 @@ class Tail:
         self._live = _semaphores(limits.READS_LIVE_MAX)
         self._behind = _semaphores(limits.READS_BEHIND_MAX)
         self._ends_read: dict[Partition, int] = {}
-        """Certified ends that reads returned."""
+        """Certified ends that the last reads of followed partitions returned."""
         self.ends: dict[Partition, int] = {}
-        """Certified ends of the partitions that were appended to here, or that the storage
+        """Certified ends of the partitions that were appended to here, or whose ends the storage
         notified."""
         self.hit_rate = HitRate()
         """Rate of look-ups in which the next record was in memory."""
         self.end_of_turn = EndOfTurn()
-        """The queue of callbacks that a commit causes."""
+        """Work to run at the end of the current callback of the event loop, such as what an
+        answered commit causes."""
         self.ahead_bytes = 0
         """Bytes that owned partitions have read ahead, or are reading, and have not given out
         yet."""
@@ -59,8 +60,8 @@ class Tail:
     def on_append(
         self, partition: Partition, record: Record, stages: CommitTimes, end: int
     ) -> None:
-        """Remember a record of this gateway that was certified at its place, and notify
-        followers."""
+        """Notify followers of a record of this gateway that was certified at its place, and of the
+        certified end `end`. The record is remembered if its partition has followers."""
         if partition in self._followers:
             self._records.setdefault(partition, {})[record.first] = (record, stages)
             self._order.append((partition, record.first))
@@ -78,7 +79,8 @@ class Tail:
             del self._records[partition]
 
     def on_certified(self, partition: Partition, end: int) -> None:
-        """Note that the partition is certified up to `end`, and notify followers."""
+        """Note that the partition is certified up to `end`, and notify its followers and all
+        watchers."""
         self.ends[partition] = max(end, self.ends.get(partition, 0))
         for watcher in self._watchers:
             watcher(partition)
@@ -94,7 +96,8 @@ class Tail:
         self._followers.setdefault(partition, []).append(follower)
 
     def unfollow(self, partition: Partition, follower: Follower) -> None:
-        """Stop calling `follower`. After the last one the cached records go in due time."""
+        """Stop calling `follower`. After the last follower of a partition its records stay in
+        memory until later ones need their room."""
         followers = self._followers.get(partition, [])
         followers.remove(follower)
         if not followers:
@@ -102,12 +105,13 @@ class Tail:
             self._ends_read.pop(partition, None)
 
     def forget(self, partition: Partition) -> None:
-        """Forget a partition that is gone."""
+        """Forget the certified ends of a partition that is deleted."""
         self.ends.pop(partition, None)
         self._ends_read.pop(partition, None)
 
     def get(self, partition: Partition, offset: int) -> tuple[Record, CommitTimes] | None:
-        """Return the record that begins at `offset`, if it is in memory."""
+        """Return the record that begins at `offset` and the times of its commit; None if it is not
+        in memory."""
         records = self._records.get(partition)
         found = records.get(offset) if records else None
         if found is not None:
@@ -119,7 +123,8 @@ class Tail:
     async def read(
         self, partition: Partition, offset: int, bytes_max: int = limits.READ_BYTES_MAX
     ) -> Read:
-        """Read records from the one that holds `offset`, or the next, on; one read's worth.
+        """Read records from the storage, about `bytes_max` bytes. The first is the one that holds
+        `offset`, or the next one if none does.
 
         Raises:
             Refused: storage_unavailable: there was no answer within READ_DEADLINE_S. The read goes

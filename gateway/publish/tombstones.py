@@ -69,7 +69,8 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class Tombstones:
-    """The tombstones that were needed. `queue_of` finds or makes a queue's dead-letter queue."""
+    """Tombstones of deleted queues that were published to since. `queue_of` finds or makes a
+    queue's dead-letter queue."""
 
     def __init__(self, metadata: Metadata, queue_of: Callable[[Queue], Awaitable[Queue]]) -> None:
         self._metadata = metadata
@@ -80,8 +81,9 @@ class Tombstones:
     async def take(
         self, error: Refused, principal: Principal, name: str, messages: Sequence[Message]
     ) -> Queue:
-        """Return the queue to publish these to, for a name that was looked up in vain. Raises
-        `error`, which that lookup raised, if no such queue was deleted lately."""
+        """Return the deleted queue of this name, to publish `messages` to. Its tombstone is made if
+        any of them can be stored. Raises `error`, which the lookup of the name raised, if that is
+        not queue_not_found, or if no such queue was deleted lately."""
         mark, unix_ms = self._metadata.mark(DELETED_QUEUES_MARK), int(time.time() * 1000)
         deleted = find_deleted_queue(mark, principal.tenant, name, unix_ms)
         if deleted is None or error.code.name != "queue_not_found":

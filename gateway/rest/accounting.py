@@ -80,7 +80,8 @@ def actor_of(scope: Scope) -> Actor:
 
 
 def counter_of(scope: Scope, accounting: AccountingWriter, broker: Broker) -> UsageCounter:
-    """Return the counter of a request: that of the queue in its path, if there is one."""
+    """Return the usage counter of a request: of its principal for the queue in its path, if there
+    is such a queue."""
     principal = actor_of(scope).principal
     if principal is None:
         return accounting.usage.counter(None, None, None)

@@ -83,7 +83,7 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Judge a request, then call the router. Raises Refused: unauthorized, origin_refused,
-        invalid_name, rate_limited."""
+        invalid_request, invalid_name, rate_limited."""
         # By scope["path"], which the router uses too. A URL made with the Host header would be
         # what the client claims.
         if not self._is_public(scope["path"]):
@@ -128,8 +128,9 @@ class Access:
         return admission
 
     def guessing(self, scope: Scope) -> AbstractContextManager[None]:
-        """Count a wrong credential, by `Limiter.checking_credential`. A request without a
-        credential is refused, but is no guess. A cookie cannot be guessed."""
+        """Return a context in which a wrong credential counts as a guess of the client's address
+        (`Limiter.checking_credential`). A request without a credential is refused, but is no guess.
+        A cookie cannot be guessed."""
         now = asyncio.get_running_loop().time()
         return self._limiter.checking_credential(_address(scope), now=now)
 

@@ -25,7 +25,7 @@ BEHIND_ACCESS: Final = (
     "storage_unavailable",
     "unknown",
 )
-"""Codes of every operation that is not public."""
+"""Codes with which every operation that is not public may be refused, in addition to EVERYWHERE."""
 _REFERENCE: Final = "#/components/schemas/{name}"
 _PARAMETERS: Final = {
     "queue": "The queue's name: 1 to 128 of A-Z a-z 0-9 . _ - and the first a letter or digit.",

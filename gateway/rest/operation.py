@@ -83,7 +83,8 @@ Handler = Callable[[Broker, Request], Awaitable[Response]]
 ADMISSION: Final = "tocsin.admission"
 """Key of the ASGI scope under which the access layer leaves the Admission."""
 ALLOWANCE: Final = "tocsin.allowance"
-"""Key under which it leaves the Allowance that the request is charged to."""
+"""Key of the ASGI scope under which the access layer leaves the Allowance that the request is
+charged to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,8 @@ def audit_of(request: Request) -> Audit:
 
 
 def allowance(request: Request) -> Allowance:
-    """Return the allowance that a request is charged to. It is set like the admission."""
+    """Return the allowance that a request is charged to. The access layer sets it with the
+    admission."""
     found: Allowance = request.scope[ALLOWANCE]
     return found
 
@@ -227,8 +229,8 @@ async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -
     """Receive the whole request body, and check that the sender's credential is still good then.
 
     Raises:
-        Refused: as runtime.operation.receive_body does; unauthorized if the credential has ended
-            meanwhile.
+        Refused: as runtime.operation.receive_body and json_text do; unauthorized if the
+            credential has ended meanwhile.
         ClientDisconnect: the client went away in the middle.
     """
     began = asyncio.get_running_loop().time()

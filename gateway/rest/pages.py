@@ -45,7 +45,8 @@ MEDIA_TYPES: Final = {
     ".svg": "image/svg+xml",
     ".woff2": "font/woff2",
 }
-"""Suffixes of the files that are served. Files that begin with a dot are not served either."""
+"""Suffixes of the files that are served, and their media types. Files that begin with a dot are not
+served either."""
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -59,9 +60,10 @@ POLICY: Final = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Policy of the pages. Whatever a message's body holds, nothing in it runs or loads."""
+"""Content-Security-Policy of the HTML pages. Whatever a message's body holds, nothing in it runs or
+loads."""
 LOOK_AGAIN_S: Final = 1.0
-"""Largest age of knowledge of the folders."""
+"""Seconds after a look at the folders from which a request has them looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,5 +233,6 @@ def _answer(request: Request, file: File) -> Response:
 
 
 def _is_known(tags: str, etag: str) -> bool:
-    """Whether the client has this already (RFC 9110, 13.1.2)."""
+    """Whether the tags of `If-None-Match` show that the client has this file already (RFC 9110,
+    13.1.2)."""
     return any(tag.strip().removeprefix("W/") in {etag, "*"} for tag in tags.split(","))

@@ -36,11 +36,14 @@ QUEUE_FIELDS: Final[Mapping[str, frozenset[Verb]]] = {
 """Field of a queue's description → the rights on the whole queue that show it. Every other field is
 shown by any right, even one that covers some keys only."""
 SETTINGS_FIELDS: Final[Mapping[str, frozenset[Verb]]] = {"alerts": _OPERATION}
-"""The same for its settings."""
+"""Setting in a queue's description → the rights on the whole queue that show it. Every other
+setting is shown wherever `settings` is."""
 GROUP_FIELDS: Final[Mapping[str, frozenset[Verb]]] = {"members": _CONSUMERS, "absent": _CONSUMERS}
-"""The same for a group's description."""
+"""Field of a group's description → the rights on the whole queue that show it. Every other field is
+shown with the group."""
 PLACE_FIELDS: Final[Mapping[str, frozenset[Verb]]] = {"owner": _CONSUMERS, "member": _CONSUMERS}
-"""The same for one partition of a group."""
+"""Field of one partition in a group's description → the rights on the whole queue that show it.
+Every other field is shown with the group."""
 TABLE: Final[Mapping[str, frozenset[Verb]]] = {
     **QUEUE_FIELDS,
     **{f"settings.{name}": verbs for name, verbs in SETTINGS_FIELDS.items()},
@@ -57,7 +60,7 @@ def verbs_on_all(rights: Rights, queue: str) -> frozenset[Verb]:
 
 
 def shows_groups(rights: Rights, queue: str) -> bool:
-    """Whether names and figures of the groups may be seen."""
+    """Whether names and figures of a queue's groups may be seen."""
     return bool(_GROUPS & verbs_on_all(rights, queue))
 
 

@@ -22,8 +22,8 @@ from runtime.addresses import ClientAddress, name_of
 from runtime.loop.fairness import FrameRate
 
 STREAMS_MAX: Final = 1024
-"""Largest number of queues of a session with refused messages that have not come again. Beyond it
-the oldest queue is forgotten."""
+"""Largest number of queues for which a session remembers refused sequences that have not come
+again. Beyond it the oldest queue is forgotten."""
 
 
 class SessionQuota:
@@ -36,18 +36,20 @@ class SessionQuota:
         self._limiter = limiter
         self._allowance: Allowance | None = None
         self._streams: dict[str, StreamOrder] | None = None
-        """Sequences that were over a limit and have not come again, by queue id; None if nothing
-        ever was over a limit."""
+        """Queue id → sequences that were refused for a limit and have not come again; None if no
+        publish with a sequence was refused so."""
         self.frame_rate = FrameRate(limiter.session.frames)
 
     def guard_guess(self, address: ClientAddress, *, now: float) -> AbstractContextManager[None]:
-        """Count wrong credentials for the client's address (Limiter.checking_credential)."""
+        """Return a context in which a credential is checked. A wrong one counts against the
+        client's address (Limiter.checking_credential)."""
         return self._limiter.checking_credential(name_of(address.text), now=now)
 
     def begin(
         self, admission: Admission, address: ClientAddress, *, now: float, goes_on: bool = False
     ) -> None:
-        """Charge this admission from now on. `goes_on`: whether the session was here already.
+        """Charge the session to this admission from now on. `goes_on`: whether the session had
+        begun before, and is not counted anew.
 
         Raises:
             Refused: as Allowance.open does; then nothing has changed.
@@ -63,7 +65,7 @@ class SessionQuota:
         self._allowance = allowance
 
     def end(self) -> None:
-        """Charge nothing any more. Nothing happens if it had not begun."""
+        """End the session for the limits. Nothing happens if it had not begun, or has ended."""
         if self._allowance is not None:
             self._allowance.close()
 
@@ -72,9 +74,9 @@ class SessionQuota:
     def charge_all(
         self, queue: Queue, messages: Sequence[Message], publishes: int, *, now: float
     ) -> Callable[[], None] | None:
-        """Charge several publishes as one. Returns the function to call when they are answered.
-        Returns None if each must be charged alone, because not all of them fit, or because
-        something of the queue was refused and has not come again."""
+        """Charge several publishes to a queue as one. Returns the function to call when they are
+        answered. Returns None if each must be charged alone, because not all of them fit, or
+        because something of the queue was refused and has not come again."""
         if self._streams is not None and queue.queue_id in self._streams:
             return None
         assert self._allowance is not None
@@ -225,7 +227,7 @@ class SessionCredential:
             return self._auth.check_hello(token, now=now, wall=self._wall())
 
     def take(self, admission: Admission) -> None:
-        """Use this admission from now on."""
+        """Use this admission from now on, also for the accounting."""
         self._set(admission)
         self._account.admit(admission)
 
@@ -236,7 +238,8 @@ class SessionCredential:
             self._auth.track(admission.credential, self._session)
 
     def end(self) -> None:
-        """Separate the session from its credential. Nothing happens the second time."""
+        """Separate the session from its credential, whose end no longer ends it. Nothing happens
+        the second time."""
         self._leave()
         self._session = None  # no circle is left for the garbage collector
 

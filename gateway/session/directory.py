@@ -74,7 +74,7 @@ class ResumableSession(Protocol):
         producer: bytes | None,
         admission: Admission,
     ) -> None:
-        """Go on over this transport, with the rights that its client has shown now."""
+        """Go on over this transport, with the rights that the client has shown now."""
 
 
 class SessionDirectory:
@@ -100,7 +100,8 @@ class SessionDirectory:
             del self._by_id[_place(session)]
 
     def is_free(self, session_id: str, principal: Principal) -> bool:
-        """Whether this is a valid id that no session of the principal's tenant has."""
+        """Whether this is a valid id of a session, and no session of the principal's tenant has it
+        here."""
         return is_session_id(session_id) and (principal.tenant, session_id) not in self._by_id
 
     def find(self, session_id: str, principal: Principal) -> ResumableSession | None:
@@ -111,9 +112,9 @@ class SessionDirectory:
     def page(
         self, principal: Principal, limit: int, after: str, *, whole_tenant: bool = False
     ) -> SessionList:
-        """Return up to `limit` of this principal's sessions, or of its tenant's, by id, from behind
-        `after` on (P11). A page with many subscriptions has fewer sessions, because it is made in
-        one go (P9)."""
+        """Return up to `limit` of this principal's sessions, or of its tenant's, sorted by id, with
+        ids above `after` (P11). A page with many subscriptions has fewer sessions, because it is
+        made in one go (P9)."""
         behind = [
             session_id
             for (tenant, session_id), session in self._by_id.items()
@@ -143,8 +144,8 @@ class SessionDirectory:
         self._lingering.pop(_place(session), None)
 
     def end_lingering(self) -> None:
-        """Move all lingering sessions away, because the gateway goes down and a client without a
-        transport cannot be asked to come back (P14)."""
+        """End all lingering sessions here, with their places kept for another gateway, because this
+        one goes down and a client without a transport cannot be asked to come back (P14)."""
         self.is_draining = True
         for lingering in list(self._lingering.values()):
             lingering.move()
@@ -169,7 +170,7 @@ class DetachedTransport:
         self._sessions = sessions
         self._session = session
         self.until_unix_ms = int((time.time() + linger_s) * 1000)
-        """Time at which it ends if its client does not come back."""
+        """Time at which the session ends if its client does not come back."""
         self._timer = asyncio.get_running_loop().call_later(linger_s, self.end)
 
     def end(self) -> None:
@@ -178,7 +179,8 @@ class DetachedTransport:
         self._session.end()
 
     def move(self) -> None:
-        """Move the session to another gateway, because its client cannot come back here."""
+        """End the session here, with its places kept for another gateway, because its client cannot
+        come back here."""
         self._leave()
         self._session.on_transport_lost()
 
@@ -224,7 +226,7 @@ class DetachedTransport:
         raise AssertionError("a session cannot resume without a transport")
 
     def detach(self, close: Close) -> None:
-        """End the lingering, because the client came back."""
+        """End the lingering, because the client came back over another transport."""
         self._leave()
 
 

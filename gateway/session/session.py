@@ -85,7 +85,7 @@ class Session:
         self.linger_s = 0.0
         self.opened_unix_ms = int(services.wall() * 1000)
         self.refusal: Refused | None = None
-        """Reason why it was not welcomed, if a limit was reached."""
+        """The refusal by a limit, for which it was not welcomed; None: no limit was reached."""
         self._services = services
         self._metadata = broker.metadata
         self._publisher = broker.publisher
@@ -104,9 +104,9 @@ class Session:
         self._new_queues: dict[str, list[frames.Publish]] | None = None
         """Publishes that wait until it is known whether their queue may be made, by queue."""
         self._producer: bytes | None = None
-        """None if the client has not named one."""
+        """The 16 bytes that name the client's producer; None if `hello` named none."""
         self._origin_tracker: OriginTracker | None = None
-        """None if it has published nothing that was logged."""
+        """Origins of its publishes; None if it has published nothing that was logged."""
         # The loop keeps only a weak reference to a task.
         self._tasks: set[asyncio.Task[None]] | None = None
         self._pending_answers = 0
@@ -174,7 +174,7 @@ class Session:
         self._transport.send(frame)
 
     def writable(self) -> bool:
-        """Whether pushes may come now. A draining session is given nothing more (P14)."""
+        """Whether pushes may be sent now. A draining session is given nothing more (P14)."""
         return not (self._is_draining or self._is_closed) and self._transport.writable()
 
     def lease_start(self, given_at: float) -> float | None:
@@ -211,7 +211,7 @@ class Session:
         return protocol.other_frames - before
 
     def receive_binary(self) -> None:
-        """Refuse a binary message."""
+        """Refuse a binary message, and close."""
         self._process(self._protocol.receive_binary())
 
     def _process(self, effects: list[Effect]) -> None:
@@ -227,7 +227,7 @@ class Session:
         self._protocol.on_bytes(now=now)
 
     def on_part(self, *, now: float) -> None:
-        """Note a part of a message, after `on_bytes`."""
+        """Note a part of a message, after `on_bytes`, and perhaps send a sign of life."""
         if self._protocol.on_part(now=now):
             self.send(frames.pong(None, self._delivery_log.clock_unix_us()))
 
@@ -242,7 +242,7 @@ class Session:
             self._apply([effect])
 
     def on_writable(self) -> None:
-        """Push again, because the transport takes more."""
+        """Let subscriptions push again, because the transport takes more."""
         if not (self._is_draining or self._is_closed):
             self._subscriptions.pump()
 
@@ -320,7 +320,7 @@ class Session:
                 self._close_if_drained()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task of the session."""
+        """Run `work` as a task of the session."""
         if self._tasks is None:
             self._tasks = set()
         task = asyncio.get_running_loop().create_task(work)
@@ -380,8 +380,8 @@ class Session:
         self._welcome(None)
 
     def _reattach_transport(self, hello: frames.Hello, name: str) -> bool:
-        """Hand the transport to the session that the client comes back to. Returns whether it is
-        here; then this one is over. If not, this one takes its name, if that is free."""
+        """Hand the transport to the session that the client comes back to (True; this one is over).
+        If it is not here, this one takes its name, if that is free and it lingers."""
         sessions = self._services.sessions
         session = sessions.find(name, self.principal)
         if session is None:
@@ -459,7 +459,7 @@ class Session:
                 self._refuse(TocsinError("internal"), frame.ref)
 
     def _submit_coalesced(self, publishes: CoalescedPublish) -> bool:
-        """Submit them as one. Returns whether they were."""
+        """Submit these publishes as one. Returns False if that cannot be, and nothing happened."""
         whole = publishes.whole
         if whole.sequence is not None and self._producer is None:
             return False
@@ -626,8 +626,8 @@ class Session:
         return self._is_closed or self._transport is not transport
 
     def _unsubscribe(self, frame: frames.Unsubscribe) -> None:
-        """Return its deliveries to the group. The answer comes when all acks and nacks of them are
-        durable, and started deliveries have been counted."""
+        """End a subscription. The answer comes when all acks and nacks of it are durable, and
+        started deliveries have been counted."""
         self._pending_answers += 1
         done = partial(self._complete, frames.ok(frame.ref))
         self._subscriptions.leave(frame.subscription, done=done)

@@ -118,7 +118,7 @@ class Subscriptions:
         )
 
     def _check_wanted(self, number: int) -> None:
-        """Raise Refused if its answer would reach nobody any more."""
+        """Raise Refused if the opening was canceled, so that its answer would reach nobody."""
         if number not in self._opening:
             raise Refused("not_subscribed", "the session has ended, or its transport")
 
@@ -167,21 +167,21 @@ class Subscriptions:
     # --- Living ---------------------------------------------------------------------------------
 
     def grant(self, subscription: int, granted_total: int) -> None:
-        """Grant credit, as an absolute number (R25)."""
+        """Grant credit, as the total since the subscription began (R25)."""
         if subscription in self._consumers:
             self._consumers[subscription].grant(granted_total)
         else:
             self._readers[subscription].grant(granted_total)
 
     def pump(self) -> None:
-        """Push again, because the transport takes pushes."""
+        """Let all subscriptions push again, because the transport takes pushes."""
         for consumer in list(self._consumers.values()):
             consumer.pump()
         for reader in list(self._readers.values()):
             reader.pump()
 
     def unsettled(self) -> int:
-        """Return the number of deliveries that were neither settled nor returned."""
+        """Return the number of deliveries of all consumers that are in flight."""
         return sum(consumer.unsettled() for consumer in self._consumers.values())
 
     def given_total(self) -> int:
@@ -190,13 +190,15 @@ class Subscriptions:
         return sum(one.given_total for one in every)
 
     def ack(self, frame: frames.Ack, confirmed: Callable[[Settlement], None] | None) -> Settlement:
-        """Settle deliveries. `confirmed` is called when that is durable."""
+        """Settle deliveries, and mark those that have started. `confirmed` is called when that is
+        durable, or will never be known here; None: no answer is needed."""
         return self._consumer(frame).ack(frame.deliveries, frame.started, confirmed)
 
     def nack(
         self, frame: frames.Nack, confirmed: Callable[[Settlement], None] | None
     ) -> Settlement:
-        """Return deliveries to the group. `confirmed` is called when that is durable."""
+        """Return deliveries to the group. `confirmed` is called when that is durable, or will never
+        be known here; None: no answer is needed."""
         return self._consumer(frame).nack(
             frame.deliveries,
             frame.delay_s,
@@ -219,7 +221,7 @@ class Subscriptions:
         return consumer
 
     def describe(self) -> list[SubscriptionDescription]:
-        """Describe them for operators, by number."""
+        """Describe the open subscriptions for operators, in the order of their numbers."""
         every: dict[int, Consumer | Reader] = {**self._consumers, **self._readers}
         return [every[number].subscription_facts() for number in sorted(every)]
 
@@ -250,17 +252,17 @@ class Subscriptions:
         return bool(self._consumers)
 
     def cancel_opening(self) -> None:
-        """Cancel what is being opened, because its answer would reach nobody. A consumer that has
-        not taken its place yet never does."""
+        """Cancel the openings under way, because their answers would reach nobody. A consumer that
+        has not taken its place yet never does."""
         opening, self._opening = self._opening, {}
         for consumer in opening.values():
             if consumer is not None:
                 consumer.leave()
 
     def suspend(self) -> list[int]:
-        """Suspend all, because the transport is gone. Consumers keep what they have and are given
-        nothing. Readers end, because the client says anew where they start. Returns the numbers
-        of the readers."""
+        """Suspend all subscriptions, because the transport is gone. Consumers keep what they have
+        and are given nothing. Readers end, because the client says anew where they start. Returns
+        the numbers of the readers."""
         self.cancel_opening()
         for consumer in self._consumers.values():
             consumer.suspend()
@@ -270,7 +272,8 @@ class Subscriptions:
         return readers
 
     def await_held(self, *subscriptions: int) -> None:
-        """Wait for what the returned client holds, of these subscriptions or of all."""
+        """Give the returned client HELD_TIMEOUT_S to say what its consumers hold, of these
+        subscriptions or of all."""
         for number in subscriptions or self._consumers:
             if number in self._consumers:
                 self._consumers[number].await_held()
@@ -309,8 +312,8 @@ class Subscriptions:
 
 
 def settlement_answer(frame: SettlementFrame, settled: Settlement) -> bytes | None:
-    """Encode the one answer to an ack, nack or extend. None if it has no `ref` and nothing is
-    wrong with it."""
+    """Encode the one answer to an ack, nack or extend. None: none is sent, because the frame has no
+    `ref` and nothing is wrong with it."""
     if not settled.durable:
         return frames.error(
             Unknown("a new owner came in between: what comes again is not settled"), frame.ref
@@ -340,7 +343,7 @@ class _HeldList:
     deliveries: DeliveryList
     range_count: int = 0
     named_frames: int = 0
-    """Number of frames that named deliveries."""
+    """Number of frames that restarted the consumer's timeout, because they named deliveries."""
 
 
 class ResumeState:
@@ -356,10 +359,12 @@ class ResumeState:
         self._subscriptions = subscriptions
         self._lists: dict[int, _HeldList] = {}
         self.deferred: dict[int, list[Input]] = {}
-        """Deferred frames of such subscriptions, in the order in which they came."""
+        """Number of each subscription whose `held` is being judged → its deferred frames, in the
+        order in which they came."""
 
     def add(self, frame: frames.Held) -> DeliveryList | None:
-        """Take one frame. Returns the whole list when it is complete, None when others follow.
+        """Take one `held` frame. Returns the whole list when it is complete, None when others
+        follow.
 
         Raises:
             Refused: too many deliveries, or no delivery list; then nothing has changed.
@@ -388,7 +393,7 @@ class ResumeState:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is deferred, so that nothing more must be read."""
+        """Whether a frame is deferred, so that nothing more must be read from the client."""
         return any(self.deferred.values())
 
     def begin_deferring(self, subscription: int) -> list[Input]:
@@ -397,7 +402,8 @@ class ResumeState:
         return waiting
 
     def defer_input(self, one: Input) -> bool:
-        """Defer an input if it is about such a subscription. Returns whether it was deferred."""
+        """Defer an input if it is about a subscription whose frames are deferred. Returns whether
+        it was deferred."""
         waiting = self.deferred.get(getattr(one, "subscription", -1))
         if waiting is None:
             return False

@@ -51,20 +51,21 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of a backup, by which its files are recognised."""
+    """Description of a backup, by which its files are recognized."""
 
     format: int
     incarnation: str
-    """Incarnation of the store that it is a copy of."""
+    """Incarnation of the store that was copied."""
     began_unix_ms: int
-    """Time of its beginning. It contains everything that was acknowledged before."""
+    """Time at which the backup began. The backup contains everything that was acknowledged
+    before."""
     ended_unix_ms: int
     sqlite: str
     files: dict[str, FileEntry]
 
     @property
     def bytes(self) -> int:
-        """Size of all its files."""
+        """Size of all files of the backup."""
         return sum(entry.bytes for entry in self.files.values())
 
 

@@ -39,10 +39,11 @@ from storage.sharded import ClusterMap
 
 OnFatal = Callable[[str], None]
 INCARNATION_OF: Final = "storage incarnation of "
-"""Prefix of a cluster's name in the catalog's mark that holds the incarnation of its store."""
+"""Prefix of the name of a mark in the catalog, which holds the incarnation of a cluster's store.
+The cluster's name follows it."""
 NOT_TOLD: Final = "this gateway's TOCSIN_STORAGE does not name it"
 OPENED_WITHIN_S: Final = 5.0
-"""Time that a start waits for clusters that are away, before it goes on without them."""
+"""Seconds that a start waits for clusters that are away, before it goes on without them."""
 _LOG: Final = logging.getLogger("tocsin.storage")
 
 
@@ -60,12 +61,14 @@ async def open_shard(
 
 
 def touches_of(shard: RedisShard | ClusterShard) -> dict[str, int]:
-    """Return the number of touches by the key of each shard."""
+    """Return the number of touches (R30) that every copy of a shard has, by the key of the
+    shard."""
     return shard.touches if isinstance(shard, ClusterShard) else {shard.key: shard.touches}
 
 
 class OtherClusters:
-    """The clusters other than the first one, a `LazyShard` for each, by name."""
+    """The storage clusters other than the first one. `shards` has a `LazyShard` for each, by
+    name."""
 
     def __init__(
         self,
@@ -132,8 +135,9 @@ def places_of(
     incarnation: str,
     sealer: Sealer = PLAIN,
 ) -> ClusterMap:
-    """Return the places of partitions, as the catalog has them. `home`: the first cluster, which
-    has this `incarnation`."""
+    """Return a map from each partition to the store of the cluster where the catalog has placed it.
+    `home`: the name and the shard of the first cluster. `incarnation`: the one of the first
+    cluster's store."""
 
     def clusters_of(queue_id: str) -> Sequence[str] | None:
         queue = metadata.queue_by_id(queue_id)
@@ -152,15 +156,16 @@ class Answering(Protocol):
 
     @property
     def answers(self) -> bool:
-        """Whether it answered within the last seconds. The cluster is not asked for it."""
+        """Whether the cluster has answered within the last seconds. Reading this sends no
+        request."""
 
 
 def place_queues_on(
     targets: Sequence[Target], metadata: CatalogService, shards: Mapping[str, Answering]
 ) -> None:
     """Have the catalog place new queues on these clusters, by their state in the catalog. If there
-    is only one, rows of queues name no cluster. `shards`: the shard of each cluster, by name. The
-    first one may be away too, if the catalog is in a metadata service."""
+    is only one cluster, rows of queues name no cluster. `shards`: the shard of each cluster, by
+    name. The first cluster may be away too, if the catalog is in a metadata service."""
     if len(targets) == 1:
         return
 
@@ -207,8 +212,8 @@ class ClusterDescriber:
         *,
         has_catalog: bool = True,
     ) -> None:
-        """Describe these targets. `shards`: the shard of each cluster, by name. `has_catalog`: the
-        first cluster has the catalog, and no metadata service."""
+        """Describe these targets. `shards`: the shard of each cluster, by name. `has_catalog`:
+        whether the catalog is in the first cluster, not in a metadata service."""
         self._has_catalog = has_catalog
         self._targets = targets
         self._metadata = metadata
@@ -260,8 +265,8 @@ def knows_all_clusters(metadata: CatalogService, names: Sequence[str]) -> bool:
 
 
 async def examine_all(target: Target) -> list[ExaminedShard]:
-    """Examine every primary with its replicas. Raises Refused(storage_unavailable) if a primary
-    does not answer."""
+    """Examine every primary of a cluster, with its replicas. Raises Refused(storage_unavailable) if
+    a primary does not answer."""
     return list(await asyncio.gather(*(examined(part.settings) for part in await target.parts())))
 
 

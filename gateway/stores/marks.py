@@ -32,13 +32,14 @@ from push.errors import Refused
 from push.storage_port import Storage
 
 WRITTEN_EVERY_S: Final = 5.0
-"""Interval of writing. A rollback by less than this, while the gateway is down, is not noticed."""
+"""Seconds between two writes of a mark. A rollback by less than this, while the gateway is down, is
+not noticed."""
 MarkT = TypeVar("MarkT")
 
 
 def read_file(path: Path, form: type[MarkT], what_it_is: str) -> MarkT | None:
-    """Read a mark. None: there is none. Raises Refused(storage_unavailable) if it cannot be read,
-    with the advice in `what_it_is`."""
+    """Read a mark; None: the file does not exist. Raises Refused(storage_unavailable) if it cannot
+    be read, with the advice in `what_it_is`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=form)
     except FileNotFoundError:
@@ -128,8 +129,8 @@ class Mark(ClusterMark, frozen=True, kw_only=True):
 
 
 def read_store_mark(data_dir: Path) -> Mark | None:
-    """Read the mark. None: this gateway has never used a store. Raises Refused(storage_unavailable)
-    if it cannot be read, with what to do."""
+    """Read the mark of the store. None: this gateway has never used a store, or has lost the mark.
+    Raises Refused(storage_unavailable) if the file cannot be read, with what to do."""
     return read_file(data_dir / STORE_MARK_FILE, Mark, _STORE_MARK_HELP)
 
 

@@ -88,7 +88,7 @@ class Stores:
     keyring: Keyring | None
     backups: Backups | None
     rest: AsyncExitStack
-    """Other resources, which are closed after both."""
+    """Other resources, which are closed after the storage and the catalog."""
     pool: RatePool | None = None
     """Pool by which rates are shared with other gateways. None: there are no others."""
     may_be_away: bool = False
@@ -98,7 +98,7 @@ class Stores:
 
 
 async def open_stores(config: Config, *, on_fatal: OnFatal) -> Stores:
-    """Open both, for `config.storage`.
+    """Open the storage and the catalog that the settings name.
 
     Raises:
         TocsinError: one of them cannot be opened; the text says what to do.
@@ -265,7 +265,7 @@ READS: Final = frozenset(
     {"read", "read_each", "read_side", "offset_at"}
     | {name for name in vars(StorageInspection) if not name.startswith("_")}
 )
-"""Names of the calls that change nothing."""
+"""Names of a storage's calls that only read, for which `with_read_deadline` sets a deadline."""
 
 
 def with_read_deadline(storage: Storage) -> Storage:

@@ -64,25 +64,26 @@ class VerifiedBackup(msgspec.Struct, kw_only=True):
     sealed: int
     """Number of records whose payloads are sealed."""
     opened: bool
-    """Whether these were opened too, instead of only checking their checksums."""
+    """Whether sealed payloads were opened too, instead of only checking their checksums."""
     master_key_id: str
-    """Id of the master key that opens them; empty if nothing is sealed."""
+    """Id of the master key that wraps the newest data key; empty if there are no data keys."""
     began_unix_ms: int | None = None
-    """Time of a backup; None for a data folder, or without a manifest."""
+    """Time at which the backup began; None for a data folder, or without a manifest."""
 
 
 Opener = Callable[[Sequence[DataKey]], Sealer | None]
-"""Function that returns a sealer to open payloads under these data keys; None: their master key is
-not known."""
+"""Function that is given the catalog's data keys, and returns a sealer that opens payloads under
+them; None: their master key is not known."""
 
 
 def verify(
     folder: Path, progress: BackupProgress, opener: Opener = lambda _: None
 ) -> VerifiedBackup:
-    """Check a backup, or the data folder of a stopped broker. Changes nothing.
+    """Check a backup, or the data folder of a stopped broker. Changes nothing. Raises what `opener`
+    raises, too.
 
     Raises:
-        BackupError: it is neither, or a broker runs on it.
+        BackupError: the folder is neither, or a broker runs on it.
     """
     if not (folder / STORE_FILE).exists() and not (folder / MANIFEST_FILE).exists():
         raise BackupError(
@@ -192,7 +193,7 @@ class Restored(msgspec.Struct, kw_only=True):
     damaged: int
     """Number of rows of partitions and cursors that were already damaged in the backup."""
     master_key_id: str
-    """Id of the master key that its messages need; empty if none is sealed."""
+    """Id of the master key that wraps the newest data key of the backup; empty if it has none."""
     tokens: int
     """Number of tokens that are good again, including those that were revoked after the backup."""
 
@@ -202,7 +203,7 @@ def restore(backup: Path, data_dir: Path, progress: BackupProgress) -> Restored:
 
     Raises:
         BackupError: the backup is damaged or was not finished, or the data folder is not empty or
-            belongs to a running broker. Nothing is left in the data folder.
+            belongs to a running broker. Nothing of the backup is left in the data folder.
     """
     manifest = read_manifest(backup)
     for name in FILES:
@@ -246,8 +247,8 @@ def _make(data_dir: Path) -> bool:
 
 @contextlib.contextmanager
 def _undo_on_error(data_dir: Path, *, made: bool) -> Iterator[None]:
-    """Remove everything from the folder if the block fails. The folder was empty, and no other
-    process uses it."""
+    """Remove what the restore has put into the folder if the block fails, and the folder if it was
+    `made`. The folder was empty, and no other process uses it."""
     try:
         yield
     except BaseException as error:

@@ -20,7 +20,7 @@ from push import limits
 
 _MESSAGES_MAX: Final = limits.MESSAGES_PER_PUBLISH_MAX
 PORTION_BYTES_MAX: Final = 32 * 1024
-"""A portion ends with the message that brings it to this size. It is as much as is processed of one
+"""Size in bytes from which a portion takes no further publish. It is as much as is processed of one
 session in one go while several queues publish."""
 _PUBLISH: Final = b'{"type":"publish"'
 """Beginning of most clients' publishes. A publish that begins otherwise is a portion of its own."""
@@ -109,7 +109,8 @@ class Portions:
 
     def __init__(self, events: Iterator[Event]) -> None:
         self.ahead_bytes = 0
-        """Size of the event that was taken to see where a portion ends, and is returned next."""
+        """Size of the message that was read to see where a portion ends, and is returned next; else
+        0."""
         self._portions = self._cut(events)
 
     def __iter__(self) -> "Portions":

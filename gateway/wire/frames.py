@@ -97,8 +97,8 @@ class Publish(_ClientFrame, tag="publish"):
     resolved: Number = 0
     """Every sequence below this one has been answered (R6)."""
     produced_unix_us: Number | None = None
-    """Time at which the first message was produced, by the client's clock; for brokers that send
-    theirs."""
+    """Time at which the first message was produced, by the client's clock. Clients send it if the
+    broker's `welcome` has `clock_unix_us`."""
     clock_offset_us: Annotated[int, msgspec.Meta(ge=-(1 << 53) + 1, le=(1 << 53) - 1)] | None = None
     """The lead of the broker's clock over the client's, as the client measured it. It is sent when
     the client has a better measurement."""
@@ -131,7 +131,7 @@ class Subscribe(_ClientFrame, tag="subscribe", kw_only=True):
         ]
         | None
     ) = None
-    """For readers, the keys whose messages they get."""
+    """For readers, the keys whose messages they get; None: all."""
 
 
 class Unsubscribe(_ClientFrame, tag="unsubscribe"):
@@ -161,8 +161,8 @@ class Ack(_ClientFrame, tag="ack"):
 
 
 class Nack(_ClientFrame, tag="nack"):
-    """Return deliveries. They come again after `delay_s`, or after the queue's backoff, and their
-    keys wait for them. With `ref` the nack is answered when count, delay and reason are
+    """Return deliveries. They come again after `delay_s`, or with None after the group's backoff,
+    and their keys wait for them. With `ref` the nack is answered when count, delay and reason are
     durable."""
 
     subscription: Subscription
@@ -176,7 +176,7 @@ class Nack(_ClientFrame, tag="nack"):
 
 
 class Extend(_ClientFrame, tag="extend"):
-    """Prolong leases to `lease_s` from now, or by None to the group's lease, and mark deliveries
+    """Prolong leases to `lease_s` from now, or with None by the group's lease, and mark deliveries
     whose handlers have started."""
 
     subscription: Subscription
@@ -232,7 +232,7 @@ def decode(data: bytes) -> list[ClientFrame]:
 
 
 def is_array(data: bytes) -> bool:
-    """Whether a message is to be read as several frames."""
+    """Whether a message is an array, which holds several frames."""
     return data.lstrip(b" \t\n\r")[:1] == b"["  # strips nothing, copies nothing
 
 
@@ -397,12 +397,14 @@ def revoked(subscription: int, deliveries: list[list[int]], reason: str) -> byte
 
 def drain(reconnect_after_s: float, reason: str) -> bytes:
     """Encode the request to come back, here or elsewhere, after `reconnect_after_s` seconds. The
-    socket closes soon."""
+    gateway closes the session when everything of it is settled, or at the end of the time that it
+    gives."""
     return _ENCODE({"type": "drain", "reconnect_after_s": reconnect_after_s, "reason": reason})
 
 
 def pong(ref: int | None, clock_unix_us: int | None = None) -> bytes:
-    """Encode the answer to `ping`. `clock_unix_us` is that of `welcome`."""
+    """Encode the answer to `ping`. `clock_unix_us` is the present time of the delivery log's clock;
+    None if the log is off."""
     fields: dict[str, object] = {"type": "pong"}
     if ref is not None:
         fields["ref"] = ref
@@ -477,9 +479,11 @@ def check_deliveries(deliveries: list[list[int]]) -> None:
 # --- Frames to messages ---------------------------------------------------------------------------
 
 JOINED_BYTES_MAX: Final = 64 * 1024
-"""Largest array of joined frames. The client handles it in one turn of its own."""
+"""Largest size in bytes of an array of joined frames. The client handles it in one turn of its
+own."""
 ALONE_BYTES: Final = 16 * 1024
-"""Size from which a frame travels alone, because joining would copy it again and save little."""
+"""Size in bytes from which a frame travels alone, because joining would copy it again and save
+little."""
 
 
 def join(frames: list[bytes]) -> list[bytes]:

@@ -99,10 +99,11 @@ class SessionProtocol:
         self._deadline = now + timing.hello_timeout_s
         self._awaits_pong = False
         self._taken_bytes: int | None = None
-        """Bytes that its transport had taken at the last ping, or at the last look."""
+        """Bytes that its transport had taken at the last ping, or at a later look by `expire`; None
+        if nothing was on its way, or nobody can know."""
         self._part_since: float | None = None
         """Time at which an incomplete message began to arrive, or at which its client was last
-        notified of that."""
+        notified of that; None if no part has arrived since the last whole message."""
         self.received_at = now
         """Time of the last arrival of anything."""
         self._bad_count = 0

@@ -62,8 +62,8 @@ def close_frame(close: Close) -> bytes:
 
 
 PIECE_BYTES: Final = 64 * 1024
-"""Smallest piece of an incomplete frame. Without it, a client that sends byte by byte would fill a
-list of objects that take fifty times the bytes."""
+"""Number of bytes of an incomplete frame from which they become a piece. Without it, a client that
+sends byte by byte would fill a list of objects that take fifty times the bytes."""
 
 
 class MessageReader:
@@ -92,21 +92,23 @@ class MessageReader:
         """The end of what was received of an incomplete frame, less than PIECE_BYTES; the rest is
         in `_pieces`. None: no frame is incomplete."""
         self._pieces: list[bytes] | None = None
-        """The pieces before that part."""
+        """The pieces of an incomplete frame before `_buffer`; None if there are none."""
         self._size = 0
-        """Size of both together."""
+        """Number of bytes in `_buffer` and `_pieces` together."""
         self._bytes_needed = 0
-        """Number of bytes that are needed before parsing can go on."""
+        """Number of buffered bytes that are needed before parsing can go on."""
         self._fragments: bytearray | None = None
-        """Fragments in a buffer. In a list, millions of empty ones would take much memory (P9)."""
+        """Payloads of the fragments of an incomplete message, in one buffer; None if there are
+        none. In a list, millions of empty ones would take much memory (P9)."""
         self._is_text = False
         self.unread_bytes = 0
-        """Number of given bytes that are after the last event."""
+        """Number of bytes that `receive` was given and that are after the last event, while it
+        yields events."""
         self.violation: Close | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds nothing."""
+        """Whether it holds no part of a frame or message."""
         return self._buffer is None and self._fragments is None
 
     @property
@@ -216,7 +218,8 @@ class MessageReader:
             self.violation = TOO_LARGE
 
     def _event(self, first: int, payload: bytes) -> Event | None:
-        """Return what a complete frame completes."""
+        """Return the event that a complete frame completes; None if it completes none, or breaks a
+        rule."""
         opcode = first & 0x0F
         if opcode >= CLOSE:
             return (opcode, payload) if opcode != CLOSE or self._check_close(payload) else None

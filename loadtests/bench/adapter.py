@@ -30,7 +30,7 @@ class Producing(Party, Protocol):
 
     messages_per_frame: int
     unanswered: int
-    """In messages."""
+    """Number of messages published and not answered yet."""
     answered: int
     """Number of messages that the broker has confirmed, at its durability."""
     on_answers: Callable[[], None] | None
@@ -84,7 +84,7 @@ class Adapter(Protocol):
 
 @dataclass
 class Tocsin:
-    """Frames of `tocsin.v1` over WebSocket."""
+    """The adapter of Tocsin: frames of `tocsin.v1` over WebSocket."""
 
     url: str
     token: str | None

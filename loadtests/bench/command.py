@@ -143,7 +143,8 @@ def _run(name: str, run: Bench) -> Figures:
 
 
 def _line(name: str, figures: Figures, run: Bench) -> dict[str, object]:
-    """Return the result for machines; figures that do not apply are null."""
+    """Return the result of a scenario as the fields that --json prints; those that do not apply are
+    None."""
     latency = figures.latency
 
     def percentile_ms(percent: float) -> float | None:
@@ -202,8 +203,8 @@ def version_of(package: str) -> str:
 
 
 def interpreter() -> str:
-    """Return the version of Python, and whether it was compiled without optimisation. A message
-    takes more CPU time then (measured: docs/benchmarks/tuning.md). Distributions ship optimised
+    """Return the version of Python, and whether it was compiled without optimization. A message
+    takes more CPU time then (measured: docs/benchmarks/tuning.md). Distributions ship optimized
     builds whose configuration does not mention it."""
     flags = sysconfig.get_config_var("CONFIG_ARGS") or ""
     is_optimised = sys.base_prefix == "/usr" or "--enable-optimizations" in flags

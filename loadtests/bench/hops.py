@@ -1,7 +1,7 @@
 """The cost of a message by hop: `python -m loadtests.bench.hops`.
 
-For each rate and number of partitions a broker of its own gets single messages on a fixed schedule,
-as in `open10k`. There are three runs:
+For each rate and number of partitions, single messages are published on a fixed schedule, as in
+`open10k`. There are three runs, each on a new broker:
 
 cost     the CPU time of each thread, from /proc/PID/task/*/schedstat. Nothing observes the broker.
 shares   py-spy samples what each thread does, also in the kernel. A sample belongs to the hop of
@@ -107,7 +107,7 @@ class Place:
     more: dict[str, float] = field(default_factory=dict)
     """The figures of `Commits.since`."""
     cpu_us: dict[str, float] = field(default_factory=dict)
-    """CPU time of each thread for a message, in microseconds."""
+    """CPU time of LOOP, WRITER and OTHERS for a message, in microseconds."""
     shares: dict[str, dict[str, float]] = field(default_factory=dict)
     """For each thread, the share of each hop."""
     calls: float = 0.0
@@ -133,7 +133,8 @@ class Place:
 
 
 class Threads(Process):
-    """A broker's threads. Each call of `cpu_s` keeps what every one of them has used so far."""
+    """A broker's threads, in three parts: LOOP, WRITER and OTHERS. Each call of `cpu_s` keeps what
+    each part has used so far."""
 
     def __init__(self, pid: int) -> None:
         """Raises LoadFailed if py-spy may not look at the process."""
@@ -147,7 +148,8 @@ class Threads(Process):
         self._names = {one["os_thread_id"]: one["thread_name"] for one in json.loads(dump.stdout)}
 
     def cpu_s(self) -> float:
-        """Return the CPU time of all threads so far, in seconds, to a microsecond."""
+        """Return the CPU time of all threads so far, in seconds, and keep that of each part in
+        `taken`."""
         used = dict.fromkeys((LOOP, WRITER, OTHERS), 0.0)
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             spent_s = int((task / "schedstat").read_text().split()[0]) / 1e9
@@ -156,14 +158,14 @@ class Threads(Process):
         return sum(used.values())
 
     def per_message_us(self, messages: float) -> dict[str, float]:
-        """Return the microseconds of each thread for a message, between the last two calls of
-        `cpu_s`."""
+        """Return the CPU microseconds of each part (LOOP, WRITER, OTHERS) for a message, between
+        the last two calls of `cpu_s`."""
         before, after = self.taken[-2:]
         return {name: (after[name] - before[name]) / messages * 1e6 for name in after}
 
 
 def _thread(name: str) -> str:
-    """Return the part of a broker that a thread is, by its name."""
+    """Return which part of a broker a thread of this name is: LOOP, WRITER or OTHERS."""
     if "MainThread" in name:
         return LOOP
     return WRITER if "tocsin-store-writer" in name else OTHERS
@@ -190,8 +192,8 @@ async def _sampled(pid: int, seconds: float, folder: Path) -> dict[str, dict[str
 
 
 def shares_of(samples: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return the share of each hop, by thread, of lines in py-spy's format `raw`: the functions
-    from the outermost one on, separated by semicolons, and the number of samples."""
+    """Return the share of each hop, by thread, of lines in py-spy's format `raw`: the thread, then
+    its functions from the outermost one on, separated by semicolons, and the number of samples."""
     counts: dict[str, Counter[str]] = {}
     for line in samples:
         stack, _, count = line.rpartition(" ")
@@ -205,8 +207,8 @@ def shares_of(samples: Sequence[str]) -> dict[str, dict[str, float]]:
 
 
 def hop_of(frames: Sequence[str], thread: str) -> str:
-    """Return the hop of a sample: that of its innermost function which has one. Each frame is
-    "name (file:line)"."""
+    """Return the hop of a sample: that of its innermost function which has one; REST if none has,
+    or if the thread is OTHERS. Each frame is "name (file:line)", the outermost one first."""
     if thread == OTHERS:
         return REST
     for frame in reversed(frames):
@@ -232,7 +234,8 @@ class CallCounter:
         self._ours: dict[CodeType, str] = {}
 
     def see(self, frame: FrameType, event: str, _: Any) -> None:
-        """Count a call; a profile function of Python."""
+        """Count a call of one of the broker's functions. Python calls this, as a profile function,
+        at each event."""
         if event != "call":
             return
         module = self._module(frame.f_code)
@@ -279,7 +282,8 @@ def _broker(folder: Path, name: str, **how: Any) -> Iterator[Server]:
 
 
 def measure(rate: int, partitions: int, seconds: float, folder: Path) -> Place:
-    """Run all three runs."""
+    """Make the three runs of one rate over one number of partitions, each on a broker of its
+    own."""
     place = Place(rate, partitions)
     with _broker(folder, "cost") as server:
         threads = Threads(server.pid)
@@ -357,8 +361,8 @@ def fitted(places: Sequence[Place]) -> tuple[float, float, float]:
 def _least_squares(
     rows: Sequence[tuple[float, float, float, float]], kept: Sequence[int]
 ) -> tuple[float, float, float] | None:
-    """Solve the normal equations for the columns that are kept; None if they depend on each
-    other."""
+    """Return the coefficients of the three columns, with 0 for those that are not kept. None if the
+    kept ones depend on each other."""
     size = len(kept)
     matrix = [[0.0] * (size + 1) for _ in range(size)]
     for row in rows:
@@ -386,7 +390,8 @@ def _least_squares(
 
 
 def tables(places: Sequence[Place]) -> str:
-    """Return everything as Markdown."""
+    """Return the figures of all places, the hops and the fitted model, as a table and a sentence in
+    Markdown."""
     heads = [f"{place.rate:,}/s, {place.partitions}" for place in places]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---:|" * len(places)]
 

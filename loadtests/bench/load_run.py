@@ -48,7 +48,7 @@ class Commits:
 
     @classmethod
     async def read(cls, url: str, token: str | None) -> "Commits | None":
-        """Read them from a broker; None if it does not let this client see its metrics."""
+        """Read the totals from a broker; None if it does not let this client see its metrics."""
         rest = Rest(url, token)
         try:
             status, text = await rest.request("GET", "/metrics")
@@ -69,7 +69,8 @@ class Commits:
         )
 
     def since(self, before: "Commits", seconds: float) -> dict[str, object]:
-        """Return the figures of the `seconds` between the two; empty if nothing was committed."""
+        """Return the figures of the `seconds` from `before` to these totals; empty if nothing was
+        committed."""
         commits = self.commits - before.commits
         messages = self.messages - before.messages
         if not commits or not messages:
@@ -97,7 +98,7 @@ class Watched(Protocol):
 
 @dataclass
 class Bench:
-    """The parameters of every scenario."""
+    """The parameters of a scenario's run: the broker, how long to measure, what to send."""
 
     url: str
     token: str | None
@@ -105,14 +106,14 @@ class Bench:
     """None for a broker on another machine: no CPU and memory figures."""
     seconds: float
     backlog: int
-    """Number of messages that wait in `backlog`."""
+    """Number of messages that wait in the scenario `backlog`."""
     connections: int
     progress: Callable[[str], None]
     shape: Shape = field(default_factory=Shape)
     random: Random = field(default_factory=lambda: Random(1))
     durability: object = None
     speaks: Adapter | None = None
-    """None for Tocsin at `url`."""
+    """The interface to a broker that is another product; None: Tocsin at `url`."""
 
     @property
     def adapter(self) -> Adapter:
@@ -124,8 +125,8 @@ class Bench:
         return self.server.cpu_s() if self.server else 0.0
 
     async def commits(self) -> "Commits | None":
-        """Return what the broker has committed so far; None if it is another product, or does not
-        say."""
+        """Return the totals of what the broker has committed so far; None if it is another product,
+        or does not let this client see its metrics."""
         return None if self.speaks else await Commits.read(self.url, self.token)
 
     def cpu_us(self, since_s: float, messages: int) -> float | None:
@@ -187,7 +188,8 @@ class LoadRun:
         return sum(consumer.settled for consumer in self.consumers)
 
     def fill(self) -> None:
-        """Publish as many messages as the window allows, all due now."""
+        """If `publishing`, publish as many messages as the window and the producers' bounds on
+        unanswered ones allow, all due now."""
         if not self.publishing:
             return
         due = stamp(time.monotonic_ns())
@@ -242,7 +244,8 @@ class LoadRun:
             self.check()
 
     async def drain(self) -> None:
-        """Wait until all published messages are settled. Raises the failure of any client."""
+        """Stop publishing, and wait until all published messages are settled. Raises the failure of
+        any client, or LoadFailed after DRAIN_TIMEOUT_S."""
         self.publishing = False
         await self.until(
             lambda: self.settled >= self.published, "draining the queue", DRAIN_TIMEOUT_S
@@ -250,7 +253,7 @@ class LoadRun:
         self.check()
 
     def note(self, figures: Figures) -> Figures:
-        """Add the figures and conditions that every load has."""
+        """Add the figures and conditions that every load has to `figures`, and return these."""
         self._bench.durability = self.producers[0].durability
         figures.more["messages"] = self.settled  # all of them, the warm-up included
         figures.more["redelivered"] = sum(c.redelivered for c in self.consumers)

@@ -1,9 +1,9 @@
 """The cost of the delivery log to a broker: `python -m loadtests.bench.log_cost`.
 
 The same scenario runs against a broker with the log and one without it, in turns. Each is a process
-of its own on an empty folder. The verdict is the median of the ratios of two neighbours, because a
-machine whose speed changes from minute to minute changes both. Ends with status 1 if the log costs
-more than COST_MAX of the throughput.
+of its own on an empty folder. The verdict is the median of the ratios of two neighboring runs,
+because a machine whose speed changes from minute to minute changes both. Ends with status 1 if the
+log costs more than COST_MAX of the throughput.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ async def _one(name: str, run: Bench) -> Figures:
 
 
 def _tell(name: str, found: dict[str, list[Figures]]) -> bool:
-    """Print the figures. Whether the log costs too much."""
+    """Print the figures. Return whether the log costs more than COST_MAX of the throughput."""
     rate = {switch: _median([one.messages_per_s for one in some]) for switch, some in found.items()}
     cpu = {
         switch: _median([one.server_cpu_us_per_message for one in some])

@@ -1,12 +1,12 @@
 """The scenarios of `tocsin bench`.
 
-Each is end to end: published, durable, pushed, acknowledged with the acks confirmed. Readers
-(fanout5k) acknowledge nothing by nature.
+All but `idle` and `polls` are end to end: published, durable, pushed, acknowledged with the acks
+confirmed. Readers (fanout5k) acknowledge nothing by nature.
 
 `queues` and `keys` measure the cost of a message when there are more queues or keys. The load first
 runs over few of them while no more exist. Then it runs over few and over many in turns, in one
-broker. The median of the ratios of two neighbours is compared, because a machine whose speed
-changes from minute to minute changes both.
+broker. The figure `ratio` is the median of the ratios of two neighboring runs, because a machine
+whose speed changes from minute to minute changes both.
 """
 
 import asyncio
@@ -45,16 +45,16 @@ SESSIONS: Final = 40
 """Number of consumers' sessions, whatever the number of queues: one session subscribes to at most
 256."""
 BLOCKS: Final = 5_000
-"""Ready-made frames of each producer with a million keys: 2 million messages of random keys have
-about 865,000 different ones. With fewer keys there are as many frames, so that both loads cost the
-generator the same."""
+"""Number of ready-made frames of each producer in `keys`: 2 million messages of random keys have
+about 865,000 different ones of a million. With fewer keys there are as many frames, so that both
+loads cost the generator the same."""
 WINDOW: Final = 6_000
 MESSAGES_PER_FRAME: Final = 100
 PAIRS: Final = 5
 REST_S: Final = 1.2
-"""Pause between two stretches. A queue that brings much beside others that brought little in the
-last second counts as a flood, and its waiting messages are bounded (push.commit_sharing). After
-this pause no queue is beside another."""
+"""Pause, in seconds, between two measurements of `queues` or `keys`. A queue that brings much
+beside others that brought little in the last second counts as a flood, and its waiting messages are
+bounded (push.commit_sharing). After this pause no queue is beside another."""
 _CREATED_AT_ONCE: Final = 32
 
 
@@ -98,7 +98,8 @@ async def _stretch(bench: Bench, line: LoadRun, name: str) -> Figures:
 
 
 def _compared(alone: Figures, pairs: list[tuple[Figures, Figures]], few: int) -> Figures:
-    """Return the figures over many: medians, and the latencies of all stretches."""
+    """Return the figures of the load over many queues or keys: medians of all pairs, and the
+    latencies of all of its measurements. The ratios are to the load over few."""
     latency = Histogram()
     for _, over_many in pairs:
         assert over_many.latency is not None
@@ -184,13 +185,14 @@ async def _create(bench: Bench, names: Sequence[str]) -> None:
 
 POLLS_WARM_UP: Final = 200
 WAIT_S: Final = 20.0
-"""The time that a poll waits, equal to the SDK's."""
+"""The seconds that a poll waits, equal to the SDK's."""
 _OPENING_AT_ONCE: Final = 64
 _POLLS_QUEUE: Final = "polls"
 
 
 class Waiting:
-    """A session over one keep-alive connection whose polls, one after another, bring nothing."""
+    """A session by long poll over one keep-alive connection. Its polls, one after another, bring
+    nothing."""
 
     def __init__(self, bench: Bench) -> None:
         self.polls = 0
@@ -420,8 +422,8 @@ def _check_all(clients: Sequence[Party]) -> None:
 
 
 async def fanout5k(bench: Bench) -> Figures:
-    """Send one message at a time to 5,000 readers of one queue. The next one follows FAN_PAUSE_S
-    after the last reader has the previous one. CPU and rate are per recipient."""
+    """Send one message at a time to `bench.connections` readers of one queue. The next one follows
+    FAN_PAUSE_S after the last reader has the previous one. CPU and rate are per recipient."""
     await bench.adapter.feed("fanout5k")
     latency, given = Histogram(), 0
     all_given = asyncio.Event()
@@ -501,9 +503,8 @@ async def idle(bench: Bench) -> Figures:
 
 
 async def backlog(bench: Bench) -> Figures:
-    """Measure the cost of a message (published, pushed, acked) with none and with a million waiting
-    ahead of it. The same load runs once live, and once with consumers that read through a
-    backlog."""
+    """Measure the server's CPU time for a message (published, pushed, acked): once with none
+    waiting, and once with consumers that read through `bench.backlog` messages waiting ahead."""
     async with quiet(LoadRun(bench, "backlog0", 100, 20_000)) as line:
         await line.open()
         _, _, live_us = await line.run(bench.seconds, "backlog, none waiting")

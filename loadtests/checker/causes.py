@@ -1,7 +1,8 @@
-"""The causes of repeated deliveries, from a closed list, and the acks that counted. Pure.
+"""The causes of repeated deliveries, from a closed list, and acks that settled what they must not.
+Pure.
 
-At-least-once allows a message to come again, each time for a known cause. A delivery that no cause
-explains is a violation: some gateway has forgotten, or never knew, the partition's owner.
+At-least-once allows a message to come again, each time for a known cause. A repeated delivery that
+no cause explains is a violation: some gateway has forgotten, or never knew, the partition's owner.
 """
 
 from collections import Counter, deque
@@ -26,13 +27,13 @@ from loadtests.checker.history import (
 
 NS: Final = 1_000_000_000
 EARLY: Final = 0.9
-"""The share of a lease from which on it may be over, because it began before the client saw the
-message."""
+"""The share of a lease after which the checker takes it as expired, because the lease began before
+the client saw the message."""
 PULL: Final = "pull"
-"""The prefix of the streams of pulls."""
+"""The prefix of `Delivered.stream` if a message was pulled."""
 AFTERMATH_S: Final = 10.0
-"""Time after a fault's end in which its consequences may continue: gateways return, partitions get
-owners."""
+"""Seconds after a fault's end in which its consequences may continue: gateways return, partitions
+get owners."""
 
 CAUSES: Final = {
     "returned": "its consumer nacked it, or the broker revoked it",
@@ -68,7 +69,8 @@ class Faults:
             self._faults[event.number] = (began, event.at, gateways)
 
     def touched(self, gateway: str, since: int, until: int) -> bool:
-        """Whether a fault, or its aftermath, affected this gateway in this time."""
+        """Whether one of the latest 20 faults, or its aftermath of AFTERMATH_S, affected this
+        gateway between `since` and `until` (monotonic nanoseconds)."""
         for number in self._recent:
             began, ended, gateways = self._faults[number]
             over = ended is not None and ended + AFTERMATH_S * NS < since
@@ -83,7 +85,7 @@ class _Latest:
 
     event: Delivered
     at: int
-    """The time at which its lease began, or was prolonged."""
+    """The time, in the client's log, at which its lease began, or was prolonged."""
     ended: str = ""
     is_acked: bool = False
 
@@ -103,9 +105,11 @@ class _Named:
 
     place: Place
     newer: str
-    """The delivery that had replaced it; empty if none."""
+    """The name of the message's latest delivery when the ack was sent, if that was another one;
+    else empty."""
     successor: int
-    """The epoch of the owner that had replaced its owner; 0 if none."""
+    """The epoch of the owner, another session, that had replaced the delivery's owner when the ack
+    was sent; 0 if none had."""
 
 
 @dataclass
@@ -119,7 +123,7 @@ class Causes:
     stale: int = 0
     """Number of messages whose ack was answered stale."""
     fenced: int = 0
-    """The number of these that were sent under the epoch of a former owner."""
+    """Number of messages among `stale` whose ack was sent under the epoch of a former owner."""
 
     def __post_init__(self) -> None:
         self.faults = Faults()
@@ -132,7 +136,7 @@ class Causes:
         self._ended: set[int] = set()
         self._gateways: dict[int, str] = {}
         self._pulled: dict[tuple[str, str | None], list[str]] = {}
-        """The deliveries of one pull for one key."""
+        """(the stream of one pull, key) → the names of that pull's deliveries of the key."""
         self._acks: dict[str, dict[str, _Named | None]] = {}
 
     def is_late(self, event: Delivered) -> bool:
@@ -250,7 +254,7 @@ class Causes:
 
     def _confirmed(self, event: Confirmed) -> None:
         """Check a confirmed ack. R15: a former owner settles nothing. R21: an ack of a delivery
-        that has a newer one counts only if the newer one was settled too."""
+        that has a newer one counts only if the newest one was acked, too."""
         stale = set(event.stale)
         for name, named in self._acks.pop(event.ref, {}).items():
             if name in stale:

@@ -36,7 +36,8 @@ from loadtests.checker.verdict import KINDS, Verdict, Violations
 DRAIN_SHARE: Final = 0.8
 """The share of the healthy rate at which a backlog must drain."""
 COMEBACK_S: Final = 10.0
-"""Time beyond the store's node timeout within which publishing must go on after a fault's end."""
+"""Seconds beyond the store's node timeout within which every producer must have a receipt after a
+fault's end."""
 
 FAULT_KINDS: Final = {
     "unexplained": "a message was given again, and no cause of the list explains it",
@@ -93,7 +94,8 @@ class _Comeback:
         self._found = found
         self._limit_ns = int(limit_s * NS)
         self._waiting: dict[str, tuple[int, int, str]] = {}
-        """Producer → the fault that has ended: time, number and kind."""
+        """Producer without a receipt since the end of the latest fault → that fault: time of its
+        end, number, kind."""
         self._sent: dict[tuple[str, int], int] = {}
         self._producers: set[str] = set()
         """Producers that have ever had a receipt."""
@@ -197,11 +199,14 @@ class ChaosVerdict(Verdict):
         self._kinds = ALL_KINDS
         self.causes: Counter[str] = Counter()
         self.comeback_s = 0.0
-        """The longest that a producer waited for an answer after a fault's end."""
+        """The longest wait of any producer for a receipt after a fault's end, in seconds. Waits
+        that ended without a receipt count, too."""
         self.pauses_s: list[float] = []
-        """The longest that a producer waited for a receipt, for each replica that was away."""
+        """For each replica that was away, the longest time that any producer was without a receipt,
+        in seconds."""
         self.acknowledged_per_fault: list[int] = []
-        """Number of acknowledged messages from each fault's beginning to the next one's."""
+        """For each fault, the number of messages acknowledged from its beginning to the next
+        fault's, or to the end of the run."""
 
     def fields(self) -> dict[str, object]:
         """Return the verdict for JSON."""
@@ -233,8 +238,8 @@ class Checker:
     """The checker of a run: it takes the events in order of time, then gives its verdict."""
 
     def __init__(self, groups: Iterable[str], *, lease_s: float, node_timeout_s: float) -> None:
-        """`groups`: as for `judge.Judge`; `node_timeout_s`: time after which the store gives up a
-        node."""
+        """`groups`: as for `judge.Judge`; `node_timeout_s`: time after which the store treats a
+        silent node as failed."""
         self._found = ChaosVerdict(drained=False)
         self._judge = Judge(groups, store_fails=True)
         self._causes = Causes(lease_s, self._found.flag)
@@ -284,8 +289,8 @@ class Checker:
             self._found.flag("slow_drain", f"{rates[0]}/s of {rates[1]}/s")
 
     def verdict(self, *, drained: bool) -> ChaosVerdict:
-        """Give the verdict. `drained`: the groups and the readers went on until nothing was
-        left."""
+        """Give the verdict. `drained`: the groups and the readers went on until nothing was left.
+        Only then does a missing message count as lost."""
         found = self._found
         self._comeback.close(self._last)
         self._compare_drains()

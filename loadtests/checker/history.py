@@ -73,7 +73,8 @@ Outcome = Literal["ok", "refused", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The broker's answer to one attempt. `partition` and `offset` are set if it is ok."""
+    """The broker's answer to one attempt. `partition` and `offset` are -1 unless `outcome` is
+    ok."""
 
     at: int
     producer: str
@@ -106,19 +107,20 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """Deliveries were acknowledged, or (`returned`) nacked: sent, not yet confirmed."""
+    """A client sent an ack of deliveries, or (`returned`) a nack. The answer is a `Confirmed`."""
 
     at: int
     ref: str
     by: tuple[str, ...]
     returned: bool = False
     server: int = 0
-    """The start of the broker that it was sent to; 0 if unknown."""
+    """The number of the broker's start to which the frame was sent; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The answer to an ack or nack: durable, except for the deliveries in `stale`."""
+    """The broker's ok to an ack or nack, or to a frame whose ok has no event of its own, such as a
+    subscribe. An ack is durable then, except for the deliveries in `stale`."""
 
     at: int
     ref: str
@@ -162,8 +164,8 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A returning client reported its held deliveries, and the number of messages it ever
-    received."""
+    """A returning client reported its held deliveries of a subscription, and the number of messages
+    that it has received on that subscription."""
 
     at: int
     stream: str
@@ -229,8 +231,8 @@ _UNKNOWN_CODES: Final = frozenset({"unknown", "internal"})
 
 
 def read_lines(lines: Iterable[bytes]) -> Iterator[Line]:
-    """Read the lines of one log. Raises Unreadable. A last line without its end is left out,
-    because its writer was stopped within it."""
+    """Read the lines of one log. Raises Unreadable. A damaged last line without a line end is left
+    out, because its writer was stopped within it."""
     for number, text in enumerate(lines, 1):
         try:
             yield _LINE.decode(text)
@@ -250,7 +252,7 @@ class _Socket:
     producer: str = ""
     session: str = ""
     publishes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """ref → (first sequence, messages)."""
+    """ref → (first sequence, number of messages)."""
     groups: dict[int, str] = field(default_factory=dict)
     """Subscription → queue/group."""
     held: dict[int, int] = field(default_factory=dict)
@@ -258,7 +260,8 @@ class _Socket:
 
 
 def place_name(stream: str, subscription: int, partition: int, epoch: int, push: int) -> str:
-    """Return the name of a push as in acks; followed by ":offset", it names one delivery."""
+    """Return the common beginning of the names (`Delivered.by`) of a push's deliveries. `:<offset>`
+    after it completes the name of one delivery."""
     return f"{stream}:{subscription}:{partition}:{epoch}:{push}"
 
 
@@ -388,7 +391,7 @@ def _names(stream: str, subscription: int, deliveries: Iterable[list[int]]) -> I
 
 
 _RECEIPT: Final = struct.Struct(">BIIQQQ")
-"""The beginning of a receipt: version, generation, partition, epoch, push, offset. A MAC
+"""The beginning of a pull's receipt: version, generation, partition, epoch, push, offset. A MAC
 follows."""
 
 
@@ -402,7 +405,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Serves:
-    """A gateway was started: its number, and its name over all starts."""
+    """A gateway was started. `server` is the number of this start, `gateway` the name that the
+    gateway has in all its starts."""
 
     at: int
     server: int
@@ -438,14 +442,16 @@ class FaultEnds:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGone:
-    """A replica is away from now on, and publishing waits until it is taken out."""
+    """A replica of the store is away from now on. Publishing waits until that replica is no longer
+    counted."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaIn:
-    """A replica is counted again. `within_s`: the longest that publishing may have waited since."""
+    """The replica that was away is counted again. `within_s`: the longest that a producer may have
+    been without a receipt since the replica went away."""
 
     at: int
     within_s: float
@@ -459,12 +465,14 @@ class Drained:
     messages: int
     seconds: float
     healthy: bool
-    """Whether it was before the first fault; later drains are compared with such ones."""
+    """Whether the drain was before the first fault. Drains after faults are compared with such
+    drains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """Producers begin, or stop. No answers are expected from here on."""
+    """Producers begin (`goes_on`), or stop. In both cases no producer waits any more for its first
+    receipt after an earlier fault."""
 
     at: int
     goes_on: bool
@@ -485,7 +493,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class ReaderTold:
-    """The verdict on a partition that a returning reader got: `resumed`, `gap` or `unknown`."""
+    """The broker's verdict on a reader's position in one partition, given when the reader
+    subscribes: `resumed`, `gap` or `unknown`."""
 
     at: int
     queue: str

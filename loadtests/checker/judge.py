@@ -68,12 +68,14 @@ class Given:
 
 class Key:
     """A key in a group. `open` are the offsets given and not acked since. `acked` are those whose
-    ack was sent and not confirmed: the broker may have it, or have lost it with its memory.
+    ack was sent and not confirmed: the broker may have the ack, or have lost it with its memory.
 
-    While m is open, a later m' of the key may come only on the same stream (one consumer, which
-    runs them one after another), and not once m is known to have returned. While m is acked but
-    unconfirmed, m' may come on any stream. It is a violation only if the same start of the broker
-    had not settled m when it gave m'. A later repetition of m shows this (`suspects`).
+    Let m be an earlier message of the key, and n a later one. While m is open, n may come only on
+    the stream on which m came (one consumer, which runs them one after another), and not at all
+    once m is known to have returned. While m is acked and unconfirmed, n may come on any stream. If
+    the broker has settled m by then, that is right, otherwise it is a violation. Only a later
+    repetition of m by the same start of the broker proves that m was not settled. Until then n is
+    kept in `suspects`.
     """
 
     __slots__ = ("_by_stream", "acked", "first_max", "given", "open", "partition", "returned",
@@ -87,7 +89,8 @@ class Key:
         self.acked: dict[int, str] = {}
         """Offset → the stream on which it was given."""
         self.returned: set[int] = set()
-        """Offsets in `acked` that are known to have returned nevertheless."""
+        """Offsets in `acked` whose delivery is known to have been revoked after the ack was
+        sent."""
         self.suspects: dict[int, Delivered] = {}
         self._by_stream: dict[str, set[int]] = {}
 
@@ -98,17 +101,17 @@ class Key:
         self._by_stream.setdefault(stream, set()).add(offset)
 
     def unack(self, offset: int) -> None:
-        """Note that an offset is settled, given again, or open again. Does nothing if it was not
-        acked."""
+        """Remove an offset from `acked`, because it is settled, given again, or open again. Does
+        nothing if the offset was not acked."""
         stream = self.acked.pop(offset, None)
         if stream is not None:
             self._by_stream[stream].discard(offset)
             self.returned.discard(offset)
 
     def acked_elsewhere(self, stream: str) -> Iterator[int]:
-        """Yield acked offsets that were given on another stream, or have returned. A client that
-        acks without asking for an answer leaves many on its own stream, which are therefore not
-        examined."""
+        """Yield the acked offsets that were given on a stream other than this one, and those given
+        on this one that have returned. The other ones of this stream are skipped, because a client
+        that acks without asking for an answer leaves many of them."""
         for other, offsets in self._by_stream.items():
             if other != stream:
                 yield from offsets
@@ -186,10 +189,10 @@ class Judge:
     # --- delivering
 
     def late(self, event: Delivered) -> bool:
-        """Note a delivery of a former owner that was seen after one of its successor. Its socket
-        was slow, or its gateway had not learned of the successor. It says nothing about the order,
-        and a client that compares epochs discards it. Return whether its message had been settled
-        by a confirmed ack."""
+        """Note a delivery by a former owner that was seen after a delivery by its successor. Its
+        socket was slow, or its gateway had not learned of the successor. Such a delivery says
+        nothing about the order, and a client that compares epochs discards it. Return whether its
+        message had been settled by a confirmed ack."""
         self._verdict.counts["delivered late"] += 1
         if self._known(event) is None:
             return False
@@ -318,8 +321,8 @@ class Judge:
                 key.open.discard(offset)
 
     def _acked_before(self, name: str, server: int) -> bool:
-        """Whether a delivery was first acked to another start, because this one may not know that
-        ack."""
+        """Whether the first ack of a delivery was sent to another start of the broker than
+        `server`, which may therefore not know of that ack."""
         key, offset = self._deliveries.get(name, (None, 0))
         return key is not None and key.given[offset].acked_at not in (0, server)
 
@@ -353,7 +356,8 @@ class Judge:
                 yield (message.queue, *message.place)
 
     def verdict(self, *, drained: bool) -> Verdict:
-        """Give the verdict. `drained`: the groups went on until nothing was left to give."""
+        """Give the verdict. `drained`: the groups went on until nothing was left to give. Only then
+        does a missing message count as lost."""
         verdict = self._verdict
         verdict.drained = drained
         given = {

@@ -28,8 +28,8 @@ Place = tuple[int, int]
 
 @dataclass
 class Reading:
-    """The messages that one reader saw. With `keys` empty it reads all keys, and so sees no
-    gaps."""
+    """The messages that one reader saw. If `keys` is empty, the reader reads all keys, so the
+    offsets that it sees must have no gaps."""
 
     keys: frozenset[str]
     next_offsets: dict[int, int] = field(default_factory=dict)
@@ -47,11 +47,12 @@ class SdkHistory(Violations):
         self.stored: dict[str, Place] = {}
         """Body → place of each message that the SDK returned a receipt for."""
         self.unknown: set[str] = set()
-        """Bodies without an outcome: stored or not."""
+        """Bodies of the messages whose publish raised an error that leaves open whether they are
+        stored."""
         self.runs: Counter[Place] = Counter()
         """Number of handler starts by place."""
         self.running: dict[Place, str] = {}
-        """Place → key of each running handler."""
+        """Place → key of each running handler's message, or its body if it has no key."""
         self.finished: set[str] = set()
         """Bodies of the messages whose handler has ended at least once."""
         self.readings: list[Reading] = []
@@ -82,7 +83,7 @@ class SdkHistory(Violations):
         self.sent[body] = key
 
     def returned(self, body: str, partition: int, offset: int) -> None:
-        """Note that a publish returned."""
+        """Note that a publish returned a receipt with this place."""
         self.stored[body] = (partition, offset)
         self._at(body, (partition, offset), "its receipt")
 
@@ -140,9 +141,9 @@ class SdkHistory(Violations):
     # --- the end
 
     def close(self, excused: Counter[Place]) -> None:
-        """End the history: a message that is still missing is lost. `excused`: how often each
-        message was given again after its delivery had ended, by the raw frames. It may have run
-        that many more times."""
+        """End the history. A message with a receipt that no handler has run is lost now. `excused`:
+        how often each message was given again after its delivery had ended, by the raw frames. A
+        message may have run that many more times."""
         for body, place in self.stored.items():
             if not self.runs[place]:
                 self.flag("lost", f"{body} at {place}")

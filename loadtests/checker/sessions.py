@@ -23,8 +23,8 @@ from loadtests.checker.verdict import Violations
 
 NS: Final = 1_000_000_000
 EARLY: Final = 0.9
-"""The share of a lease from which on a delivery may have ended. A client counts its lease from the
-receipt and ends it a little early."""
+"""The share of a lease, or of the linger time, after which a delivery may have ended. A client
+counts its lease from the receipt and ends it a little early."""
 
 KINDS: Final = {
     "given_twice": "a message was given again although its delivery had not ended",
@@ -47,18 +47,20 @@ class _Given:
         self.at = event.at
         self.acked = False
         self.ended = ""
-        """The reason why it ended without an ack, if a frame gave one."""
+        """The reason why the delivery ended without an ack, `revoked` or `nacked`; empty if no
+        frame gave one."""
         self.is_second = is_second
-        """Whether the delivery before it had been acked, and had not ended otherwise."""
+        """Whether the message's previous delivery had been acked, and had not ended otherwise."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A snapshot of one instant."""
+    """The number of unacked deliveries at one instant (`at`, in monotonic nanoseconds)."""
 
     at: int
     unacked: int
-    """Number of deliveries given and neither acked nor ended."""
+    """Number of deliveries, of all clients, that were not yet acked, nacked, revoked or replaced by
+    a newer delivery of the message."""
 
 
 Place = tuple[str, int, int]
@@ -74,7 +76,8 @@ class Sessions(Violations):
         """`moments`: monotonic nanoseconds, ascending, at which to count unacked deliveries."""
         super().__init__(KINDS)
         self.excused: Counter[str] = Counter()
-        """Number of deliveries given again after they had ended, by reason."""
+        """Number of times that a message was given again after its previous delivery had ended, by
+        the reason of that end."""
         self.excused_places: Counter[Place] = Counter()
         self.moments: list[Moment] = []
         self._lease_ns = int(lease_s * EARLY * NS)
@@ -121,7 +124,8 @@ class Sessions(Violations):
 
     def _given(self, name: str, what: str) -> _Given | None:
         """Return the delivery of this name if it is its message's latest; else None. Flags a name
-        that was never given."""
+        whose push is unknown, or whose offset is outside that push. `what` is the act, for the
+        example."""
         place = self._places.get(name)
         if place is not None:
             given = self._latest[place]
@@ -154,7 +158,8 @@ class Sessions(Violations):
         self._pushes[push] = (min(first, event.offset), max(last, event.offset))
 
     def _reason(self, before: _Given, event: Delivered) -> str:
-        """Return why a message may be given again; empty if it may not."""
+        """Return why the delivery `before` has ended, so that its message may be given again; empty
+        if it has not."""
         if before.ended:
             return before.ended
         if before.server != event.server:
@@ -179,8 +184,8 @@ class Sessions(Violations):
                 self._unacked.discard(name)
 
     def _end(self, name: str, why: str) -> None:
-        """Note that a delivery has ended, even if the client never saw it. An unknown name is no
-        violation."""
+        """Note that a delivery was nacked or revoked (`why`). An unknown name is not flagged,
+        because the broker may revoke a delivery that the client never saw."""
         place = self._places.get(name)
         if place is not None and (given := self._latest[place]).by == name:
             given.ended = given.ended or why

@@ -24,8 +24,8 @@ KEYS: Final = 1000
 BODY_BYTES: Final = 256
 CREDIT: Final = 8000
 WAVES: Final = 4
-"""Number of acks for the messages of a push. Each message falls into one at random, so they
-complete in random order."""
+"""The most acks for the messages of one push. Each message falls into one of them at random, so
+they complete in random order."""
 _WAVE_DELAY_S: Final = 0.002
 _SPLITS: Final = 64
 _PUSH_MESSAGES_MAX: Final = 1024
@@ -87,7 +87,7 @@ class Shape:
 
 
 def stamp(at_ns: int) -> bytes:
-    """Return a time in the form of a stamp."""
+    """Return a monotonic time in nanoseconds as a stamp, which is STAMP_BYTES digits."""
     return b"%0*d" % (STAMP_BYTES, at_ns)
 
 
@@ -128,7 +128,8 @@ class Client:
             await self._welcome
 
     async def ask(self, **fields: object) -> bytes:
-        """Send a frame with a ref and return its answer."""
+        """Send a frame with a new ref, and return the broker's ok to it. Raises LoadFailed if the
+        broker refuses or closes the socket, TimeoutError after ANSWER_TIMEOUT_S."""
         ref = self._next_ref()
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[ref] = future
@@ -205,11 +206,12 @@ class Producer(Client):
         super().__init__(f"{name}-{secrets.token_hex(4)}")  # a broker knows earlier ones
         self.messages_per_frame = messages_per_frame
         self.unanswered = 0
-        """Number of messages."""
+        """Number of messages published and not answered yet, those that wait for `flush`
+        included."""
         self.answered = 0
         self.on_answers: Callable[[], None] | None = None
         self.durability: object = None
-        """The durability that the broker's receipts state."""
+        """The durability that the broker's first receipts state; None before."""
         blocks = blocks or max(16, 2048 // messages_per_frame)
         self._blocks = [shape.block(messages_per_frame, random) for _ in range(blocks)]
         self._sequence = 0
@@ -278,10 +280,10 @@ class Consumer(Client):
         self._histogram = histogram
         self._random = random
         self._granted: list[int] = []
-        """Granted credit by subscription, counted from 0."""
+        """Granted credit by subscription, in messages; the list's first place is subscription 1."""
         self._acked_since_grant: list[int] = []
         self._waves: deque[dict[int, _Part]] = deque({} for _ in range(WAVES))
-        """The waves still to be acked, each by subscription."""
+        """The waves of acks that are still to be sent; each maps a subscription to its part."""
         self._splits = [_random_split(random) for _ in range(_SPLITS)]
         self._acking: dict[int, int] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -366,7 +368,7 @@ class Consumer(Client):
 
 
 class Reader(Client):
-    """A reader of a queue without a group. It calls `on_given(messages, latency_ns)` for its
+    """A reader of a queue without a group. It calls `on_given(1, latency_ns)` for each of its
     messages."""
 
     def __init__(self, name: str, shape: Shape, on_given: Callable[[int, int], None]) -> None:
@@ -377,7 +379,7 @@ class Reader(Client):
         self._since_grant = 0
 
     async def subscribe(self, queue: str) -> None:
-        """Read from now on."""
+        """Subscribe to the messages that the queue receives from now on."""
         await self.ask(
             type="subscribe", subscription=1, queue=queue, credit=self._granted, start="latest"
         )

@@ -36,7 +36,7 @@ _PULL_BODY: Final = _ENCODE({"messages_max": PULL_MESSAGES_MAX, "wait_s": PULL_W
 
 
 class Puller:
-    """A client of those whose pulls form the group's virtual consumer (R24)."""
+    """A client that pulls. All pulls at a gateway form one virtual consumer of the group (R24)."""
 
     def __init__(self, field: RunState, number: int = 0) -> None:
         self._field = field
@@ -48,10 +48,10 @@ class Puller:
         self._at = number % len(self._ways)
         self._socket = next(field.sockets)
         self.is_away = False
-        """Whether it has to stay away until further notice."""
+        """Whether the client must not pull. The run sets this to True and back to False."""
 
     async def run(self) -> None:
-        """Run until the run stops. Raises ClientFailed."""
+        """Pull and settle until the run stops. Raises ClientFailed."""
         try:
             while not self._field.stopping:
                 if self.is_away:
@@ -67,7 +67,8 @@ class Puller:
                 rest.close()
 
     async def _call(self, call: str, body: bytes) -> bytes | None:
-        """Return the answer; None if the broker refused."""
+        """Make the call `pull`, `ack` or `nack`. Return the answer; None if its status is not
+        200."""
         door, rest = self._ways[self._at]
         if call != "pull" and self._field.habits.at_other_doors:
             door, rest = self._field.random.choice(self._ways)

@@ -20,7 +20,7 @@ KEYS: Final = 200
 
 
 class ClientFailed(RuntimeError):
-    """The broker gave an answer that it never should; the run ends as failed."""
+    """The broker gave an answer that it never should, or none in time; the run ends as failed."""
 
 
 class Recorder:
@@ -32,7 +32,7 @@ class Recorder:
         self._file: BinaryIO = path.open("wb", buffering=1 << 20)
 
     def ws(self, server: int, socket: int, way: bytes, frame: bytes) -> None:
-        """Log a WebSocket message that was sent (`out`) or received (`in`)."""
+        """Log a WebSocket message that a client sent (`way` is `out`) or received (`in`)."""
         self._file.write(
             b'{"at":%d,"server":%d,"socket":%d,"via":"ws","way":"%b","frame":%b}\n'
             % (time.monotonic_ns(), server, socket, way, frame)
@@ -67,7 +67,7 @@ class Recorder:
         )
 
     def size(self) -> int:
-        """Return the number of bytes written so far. All of them are events before now."""
+        """Flush the log, and return the number of bytes written so far."""
         self._file.flush()
         return self._file.tell()
 
@@ -78,7 +78,8 @@ class Recorder:
 
 @dataclass
 class Door:
-    """The address of a gateway. `server`: the number of its start, over all gateways."""
+    """The address of a gateway. `server`: the number of its latest start, counted over the starts
+    of all gateways."""
 
     url: str
     server: int = 0
@@ -89,14 +90,15 @@ class Habits:
     """The behaviour of a run's clients."""
 
     rates_per_s: tuple[int, ...] = (300, 1500, 9000)
-    """Rates of a producer, drawn at each connect: idle, busy, and more than the consumers can
-    take."""
+    """Rates in messages a second, of which a producer draws one at each connect: idle, busy, and
+    more than the consumers can take."""
     token: str | None = None
     silence_s: float = 0.0
-    """Time of silence, though asked, after which a client leaves a broker for the next one. 0: the
-    broker is trusted to end, so that its sockets close."""
+    """Seconds of silence after which a client leaves a gateway for the next one; over a WebSocket
+    it pings before. 0: a client over a WebSocket waits until its socket closes."""
     at_other_doors: bool = False
-    """Whether pulled messages are settled through any gateway (R24)."""
+    """Whether acks and nacks of pulled messages go to random gateways, and not only to the one that
+    gave the messages (R24)."""
 
 
 class RunState:
@@ -119,9 +121,11 @@ class RunState:
         self.missing: set[int] = set()
         """Messages acknowledged to their producer whose ack is not confirmed to a consumer."""
         self.delivered_at = 0.0
-        """The time of the last delivery, in monotonic seconds."""
+        """The monotonic time, in seconds, of the last delivery to a consumer, or of the beginning
+        of the drain if that is later."""
         self.consumed = {"ws": 0, "pull": 0}
-        """Number of confirmed acks, by their way."""
+        """Number of messages whose ack was confirmed, over WebSockets (`ws`) and to pulling clients
+        (`pull`)."""
         self._settled: set[int] = set()
 
     @property

@@ -2,7 +2,8 @@
 
 A producer numbers its messages. After every reconnect it sends the unanswered ones again, in order
 and under the same sequences. A consumer runs the messages of a key one after another, acks in
-random order across keys, waits for confirmation, and nacks one in a hundred.
+random order across keys, and asks for a confirmation of each ack. At each turn of its work it nacks
+the first message of one key in a hundred.
 """
 
 import asyncio
@@ -21,20 +22,23 @@ from loadtests.clients.recorder import GROUP, QUEUE, ClientFailed, Door, RunStat
 from loadtests.clients.wire import Place, delivery_list, offsets_of, places
 
 WINDOW: Final = 1500
-"""The most unanswered messages of a producer; the protocol allows 10,000."""
+"""A producer sends no new messages while there are this many sequences from its oldest unanswered
+one to its latest; the protocol allows 10,000."""
 FRAME_MESSAGES_MAX: Final = 60
 PACE_S: Final = 0.005
 AGAIN_DELAY_S: Final = 0.02
 AGAIN_DELAY_S_MAX: Final = 0.25
-"""Bounds of the pause before a refused message is sent again; it grows with each try."""
+"""The shortest and longest pause before a refused message is sent again. The pause grows with each
+try."""
 RECONNECT_S: Final = 0.05
 CREDIT: Final = 400
 WORK_PERIOD_S: Final = 0.003
 NACK_CHANCE: Final = 0.01
 LEAVE_CHANCE: Final = 0.0008
-"""Probability, per turn of work, that the consumer's socket breaks without a word."""
+"""Probability, per turn of work, that a consumer breaks its own socket without a word."""
 AWAY_S_MAX: Final = 3.0
-"""The longest that it stays away then. Meanwhile pulls have half of the partitions, not a third."""
+"""The longest that a consumer stays away after it has broken its socket, in seconds. Meanwhile the
+pulls have half of the partitions, not a third."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -74,7 +78,8 @@ _ONE: Final = msgspec.json.Decoder(_Received)
 
 
 class Survivor(ABC):
-    """A client that connects again until the run ends."""
+    """A WebSocket client that connects again whenever its socket is lost, to the next gateway,
+    until the run ends."""
 
     def __init__(self, field: RunState, name: str, doors: Sequence[Door] | None = None) -> None:
         """`doors`: the gateways to try, in this order; all of the run if None."""
@@ -89,10 +94,10 @@ class Survivor(ABC):
         self.failure: Exception | None = None
         self._away_s = 0.0
         self.is_away = False
-        """Whether it has to stay away until further notice."""
+        """Whether the client must not connect. The run sets this to True and back to False."""
 
     async def run(self) -> None:
-        """Run until the run stops. Raises ClientFailed."""
+        """Connect, and connect again after every loss, until the run stops. Raises ClientFailed."""
         habits = self.field.habits
         while not self.field.stopping:
             if self.is_away:
@@ -119,7 +124,8 @@ class Survivor(ABC):
             await asyncio.sleep(away_s + RECONNECT_S * (0.5 + self.field.random.random()))
 
     async def _until(self, closed: asyncio.Event) -> None:
-        """Wait until the socket is closed, or was silent for too long and is given up."""
+        """Wait until the socket is closed. If `silence_s` is not 0, ping meanwhile, and abort the
+        socket after that time of silence."""
         silence_s = self.field.habits.silence_s
         self._heard_at = time.monotonic()
         while not closed.is_set():
@@ -162,12 +168,13 @@ class Survivor(ABC):
             self.fail(error)
 
     def heard(self, data: bytes) -> None:
-        """Log a message that came."""
+        """Log a WebSocket message that the broker sent."""
         self._heard_at = time.monotonic()
         self._log(b"in", data)
 
     def fail(self, error: Exception) -> None:
-        """Note that the broker gave an answer that it never should; the run ends as failed."""
+        """Abort the socket because the broker gave an answer that it never should. `run` then
+        raises ClientFailed with this error."""
         self.failure = ClientFailed(f"{self.name}: {error}")
         assert self.wire is not None
         self.wire.abort()
@@ -202,7 +209,7 @@ class SurvivingProducer(Survivor):
         self._in_flight: dict[int, range] = {}
         self._again = False
         self._refusals = 0
-        """Number of times that messages were sent again since one was stored."""
+        """Number of times that refused messages were sent again since the last receipt."""
         self._welcome = False
         self._rate_per_s = 0
         self._allowed = 0.0
@@ -217,7 +224,7 @@ class SurvivingProducer(Survivor):
 
     @property
     def unanswered(self) -> int:
-        """Number of messages without a final answer."""
+        """Number of messages without a final answer, sent on any socket."""
         return len(self._unanswered)
 
     def _connected(self) -> None:
@@ -317,7 +324,7 @@ class SurvivingConsumer(Survivor):
         super().__init__(field, f"consumer-{number}", doors[number % len(doors) :] + doors)
         self._lines: dict[str, deque[Place]] = {}
         self._open: dict[Place, int] = {}
-        """Deliveries that are neither settled nor given up → identity."""
+        """Deliveries neither acked, returned nor revoked → identity of their message."""
         self._acks: dict[int, dict[Place, int]] = {}
         self._granted, self._freed, self._subscribing = CREDIT, 0, 0
         self._timer: asyncio.TimerHandle | None = None
@@ -363,7 +370,8 @@ class SurvivingConsumer(Survivor):
             self._timer = asyncio.get_running_loop().call_later(WORK_PERIOD_S, self._work)
 
     def _work(self) -> None:
-        """Finish the first message of about half of the keys."""
+        """Ack the first message of about half of the keys, and nack that of a few. Rarely, break
+        the socket instead."""
         self._timer = None
         random = self.field.random
         if self.wire is None or self.wire.closed:

@@ -99,7 +99,8 @@ class Wire(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     async def handshake(self, host: str, path: str, headers: dict[str, str]) -> None:
-        """Upgrade. Raises WireError when the server refuses."""
+        """Ask the server for the upgrade to a WebSocket, and wait until it has answered. Raises
+        WireError when the server refuses."""
         assert self.transport is not None
         key = base64.b64encode(os.urandom(16))
         digest = hashlib.sha1(key + _ACCEPT_GUID, usedforsecurity=False).digest()

@@ -52,7 +52,7 @@ def _keep(pid: int, cores: list[int]) -> None:
 async def beside(seconds: float, *busy: tuple[float, int], broker: int = 0) -> AsyncIterator[None]:
     """Run busy processes during the block, one for each (share of a core, 0 to 1; nice, or IDLE).
     They end with the block, and after `seconds` in any case. The first one takes the place of the
-    process `broker`, and runs on its cores."""
+    process `broker` and runs on its cores; 0: on those of this process."""
     processes = [
         await asyncio.create_subprocess_exec(
             sys.executable, "-m", "loadtests.faults.busy", str(seconds), str(share), str(nice)

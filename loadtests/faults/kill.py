@@ -18,7 +18,7 @@ from loadtests.server import SERVE, Server
 LIFE_S: Final = (0.05, 1.6)
 """Bounds of the time that the broker lives after messages flow again, drawn uniformly."""
 RECOVERY_KILL_CHANCE: Final = 0.25
-"""Probability that a start is killed at once, within RECOVERY_S."""
+"""Probability that the broker is killed again after a start, at a time within RECOVERY_S."""
 RECOVERY_S: Final = (0.0, 0.8)
 FLOWING_MESSAGES: Final = 20
 
@@ -38,12 +38,13 @@ class KillReport:
     """The share of pulls in all confirmed acks."""
     recovery_s_max: float = 0.0
     group_with_missing: object = None
-    """The broker's description of the group, if messages were still missing when no more came."""
+    """The broker's description of the group, if at the end some messages had no confirmed ack and
+    the group still had a lag; else None."""
     verdict: Verdict | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """Whether the judge found no violation."""
         return self.verdict is not None and self.verdict.ok
 
     def fields(self) -> dict[str, object]:
@@ -61,8 +62,8 @@ async def kill_cycles(
     progress: Callable[[str], None],
     keep: Path | None = None,
 ) -> KillReport:
-    """Kill the broker `cycles` times, go on until `messages` are acknowledged and `under_way` kills
-    have met a commit, drain, judge.
+    """Kill the broker once or more in each of `cycles` cycles. Go on until `messages` are
+    acknowledged and `under_way` kills have met a commit. Then drain and judge.
 
     `command` runs in place of the shipped server (negative controls). `keep` is a folder for the
     log, which is otherwise removed. Raises ClientFailed or ServerFailed if the run cannot end

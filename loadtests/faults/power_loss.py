@@ -73,7 +73,8 @@ class PowerLossReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there was a loss, the broker started on every copy, and no copy had a
+        violation."""
         return self.losses > 0 and not self.violated and not self.not_started
 
     def fields(self) -> dict[str, object]:

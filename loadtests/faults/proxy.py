@@ -56,7 +56,7 @@ class Requests:
             yield head + end, wants_upgrade
 
     def _begin(self, head: bytes) -> bool:
-        """Begin a request. Whether it asks for an upgrade."""
+        """Begin a request, whose head this is. Return whether it asks for a WebSocket."""
         fields = {
             name.strip().lower(): text.strip().lower()
             for name, _, text in (line.partition(b":") for line in head.split(b"\r\n")[1:])
@@ -102,9 +102,9 @@ class Treatment:
     """The treatment of the bytes of one way; by default they pass at once."""
 
     flow: Flow = "pass"
-    """`held`: nothing moves and nothing is lost; the bytes pass under the next treatment.
+    """`held`: nothing moves and nothing is lost; the bytes pass when the flow is `pass` again.
     `swallowed`: bytes are read and dropped, so that the sender believes that they arrived. Such a
-    connection has a hole and is reset by the next treatment."""
+    connection has a hole, and is reset when the flow of that way changes."""
     delay_s: tuple[float, float] = (0.0, 0.0)
     """Bounds of the delay of each read; the order of reads stays."""
     trickle_bytes: int = 0
@@ -150,8 +150,9 @@ class Link:
     # --- disturbances
 
     def treat(self, *, up: Treatment = PASS, down: Treatment = PASS) -> None:
-        """Change the treatment from now on. A connection with swallowed bytes is reset when the way
-        that was swallowed is treated otherwise."""
+        """Change the treatment of both ways from now on; a way that is not given passes. A
+        connection with swallowed bytes is reset when the way that was swallowed is treated
+        otherwise."""
         flows: dict[Way, Treatment] = {"up": up, "down": down}
         if self._has_hole and any(
             self._treatments[way].flow == "swallowed" != flows[way].flow for way in flows
@@ -183,7 +184,7 @@ class Link:
     # --- transfer
 
     async def run(self) -> None:
-        """Carry bytes until the connection ends."""
+        """Carry bytes until the connection ends, for at most LINK_S_MAX."""
         ways: tuple[Way, Way] = ("up", "down")
         self._tasks = [asyncio.create_task(self._carry(way)) for way in ways]
         try:
@@ -297,13 +298,14 @@ class Proxy:
         self.random = random or Random(0)
         self.is_http = is_http
         self.is_refusing = False
-        """Whether new connections are reset at once."""
+        """Whether the proxy resets new connections at once."""
         self.upgrades: Upgrades = "pass"
         self.refusal_status = 403
         self.treatments: dict[Way, Treatment] = {"up": PASS, "down": PASS}
         """The treatment of new connections."""
         self.counts: Counter[str] = Counter()
-        """Number of acts, by name."""
+        """Numbers, by name, of accepted connections, of refused ones, and of requests for a
+        WebSocket that were not passed."""
         self.byte_counts: Counter[Way] = Counter()
         self.on_link: Callable[[Link], None] | None = None
         """Called with each new connection before any bytes pass."""
@@ -388,7 +390,7 @@ class Proxy:
 
 
 def _close(writer: asyncio.StreamWriter, how: How) -> None:
-    """Close one side."""
+    """Close one side of a link: by a FIN after its buffered bytes, or by an RST at once."""
     if how == "fin":
         writer.close()
         return

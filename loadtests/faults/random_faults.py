@@ -11,7 +11,7 @@ from loadtests.faults.proxy import HELD, PASS, SWALLOWED, How, Link, Proxy, Trea
 PAUSE_S: Final = (0.05, 0.8)
 """Bounds of the pause between two faults."""
 AT_ONCE_MAX: Final = 12
-"""The most lasting faults at a time."""
+"""The most lasting faults at a time. While there are this many, no fault of any kind begins."""
 _WAYS: Final[tuple[Way, Way]] = ("up", "down")
 _HOWS: Final[tuple[How, How]] = ("reset", "fin")
 _BLOCKS: Final[tuple[Upgrades, ...]] = ("refuse", "strip", "swallow")
@@ -59,7 +59,8 @@ class RandomFaults:
             self.lift()
 
     def lift(self) -> None:
-        """Let everything pass again, and reset the faults that no end has noticed yet."""
+        """Let everything pass again, and reset the connections whose fault neither end has noticed
+        yet."""
         for task in self._lasting:
             task.cancel()
         self._proxy.is_refusing, self._proxy.upgrades = False, "pass"

@@ -64,9 +64,9 @@ class SoakClients:
 
     async def prepare(self, **settings: object) -> None:
         """Create the queue, with these settings in addition, and the group, so that P1 counts from
-        the first message on (R11). Wait until each gateway knows it, which takes a second.
+        the first message on (R11). Wait until each gateway knows the group, which takes a second.
 
-        Raises ClientFailed if one does not.
+        Raises ClientFailed if a gateway does not know it within KNOWN_TIMEOUT_S.
         """
         rest = self._rest()
         try:
@@ -111,7 +111,8 @@ class SoakClients:
             self.check()
 
     async def flowing(self, messages: int, timeout_s: float = 60.0) -> None:
-        """Wait until `messages` more have been acknowledged. Raises ClientFailed."""
+        """Wait until producers have receipts for `messages` more. Raises ClientFailed after
+        `timeout_s`."""
         wanted = self.field.acknowledged + messages
         deadline = time.monotonic() + timeout_s
         while self.field.acknowledged < wanted:
@@ -131,7 +132,8 @@ class SoakClients:
         return True
 
     def consuming(self, *, goes_on: bool) -> None:
-        """Make consumers leave without a word, or return."""
+        """Make all consumers and pulling clients leave without a word, or let them return
+        (`goes_on`)."""
         for puller in self.pullers:
             puller.is_away = not goes_on
         for consumer in self.consumers:
@@ -178,7 +180,8 @@ class SoakClients:
         return int(description["lag"])
 
     async def description(self, door: Door | None = None) -> dict[str, Any]:
-        """Return the broker's description of the group, from this gateway or the first one."""
+        """Return the description of the group by this gateway, or by the first gateway that
+        consumers use."""
         rest = self._rest(door)
         try:
             said: dict[str, Any] = await rest.call("GET", f"/v1/queues/{QUEUE}/groups/{GROUP}")

@@ -18,9 +18,10 @@ CREDIT_SLOW: Final = 8
 NACK_CHANCE: Final = 0.005
 NACK_DELAY_S: Final = 0.05
 WAVES: Final = 2
-"""Number of acks for one push, each for randomly chosen messages."""
+"""The most acks for one push, each for randomly chosen messages."""
 LEAVE_NS: Final = NS
-"""The longest that a consumer that leaves waits for answers."""
+"""The longest time, in nanoseconds, that a leaving consumer waits for the answers to its acks and
+nacks."""
 _AGAIN_S: Final = 0.2
 """Pause before a refused ack is repeated, unless the broker names one."""
 
@@ -53,8 +54,8 @@ class Consumer(Session):
         work_s: float = 0.0,
         nack_chance: float = NACK_CHANCE,
     ) -> None:
-        """`work_s`: time that it takes over each message; `nack_chance`: probability that it
-        returns one."""
+        """`work_s`: seconds that the consumer takes over each message, with a small credit if not
+        0; `nack_chance`: probability that it returns a message."""
         super().__init__(context, role, transport, context.queue(role))
         self._group = role_of(self.queue)
         self._work_s = work_s
@@ -84,8 +85,8 @@ class Consumer(Session):
         self.context.joined(self.queue)
 
     def lost(self, *, asked: bool = False) -> None:
-        """Forget the held deliveries, which have returned to the queue. An unanswered ack may have
-        counted or not."""
+        """Drop the connection, and forget the held deliveries, which have returned to the queue. An
+        unanswered ack may have counted or not."""
         super().lost(asked=asked)
         self._stream.left()
         self._held.clear()

@@ -53,9 +53,10 @@ class Progress(msgspec.Struct, frozen=True):
     violations: int
     p99_ms: float
     given_at_ns: int
-    """The time of the last delivery."""
+    """The last time at which a user of the process received a message, worked on one, or had an ack
+    or nack answered; in nanoseconds."""
     error: str = ""
-    """The error that ended one of its users, in words; empty if none."""
+    """The first error that ended one of the process's users, in words; empty if none."""
 
     @property
     def standing(self) -> int:
@@ -70,7 +71,7 @@ def _put(path: Path, what: msgspec.Struct) -> None:
 
 
 def tell(folder: Path, phase: Phase) -> None:
-    """Write the run's phase, as the launcher."""
+    """Write the run's phase for all processes to read. Only the launcher calls this."""
     _put(folder / _PHASE, phase)
 
 
@@ -101,7 +102,8 @@ def progress(folder: Path, processes: int) -> list[Progress]:
 
 FOLDER: Final = "TOCSIN_LOAD_FOLDER"
 PROCESS: Final = "TOCSIN_LOAD_PROCESS"
-"""Variables that tell a worker its folder and its number; the locustfile reads them."""
+"""Environment variables with a worker's folder and its number. The locustfile and `run_process`
+read them."""
 CLASSES: Final = {
     "websocket": "WebSocketPublisher",
     "rest": "RestPublisher",

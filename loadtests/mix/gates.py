@@ -77,8 +77,8 @@ def gate(text: str) -> Gate:
 
 
 def gates(texts: Iterable[str]) -> list[Gate]:
-    """Return the gates of ALWAYS, then those in `texts`, or the usual ones. A gate in `texts` on a
-    figure of ALWAYS is judged in addition, so it cannot loosen them."""
+    """Return the gates of ALWAYS, then those in `texts`, or those of USUAL if there are no texts. A
+    gate in `texts` on a figure of ALWAYS is judged in addition, so it cannot loosen them."""
     asked = [gate(text) for text in texts] or [gate(text) for text in USUAL]
     return [*(gate(text) for text in ALWAYS), *asked]
 
@@ -111,9 +111,9 @@ def percentiles(histogram: Histogram) -> dict[str, float]:
 def figures(outcome: Outcome, *, seconds: float) -> dict[str, float]:
     """Return all figures: `lost`, `certified_per_s`, `delivery_p99_ms`, `delivery_worker_p99_ms`, …
 
-    `seconds` is the measured duration. Rates count messages that were due in it. The latencies
-    under `receipt` and `delivery` combine all ways, except that `delivery` leaves out users that
-    are slow on purpose.
+    `seconds` is the measured duration. Rates count messages that were due in that time. The
+    latencies under `receipt` and `delivery` combine all roles, except that `delivery` leaves out
+    those of `is_slow`.
     """
     found: dict[str, float] = {kind: outcome.violations[kind] for kind in KINDS}
     found["drained"] = int(outcome.is_drained)

@@ -47,7 +47,8 @@ class Outcome(Violations):
 
 
 def judge(ledgers: Iterable[Ledger], *, drained: bool) -> Outcome:
-    """Judge a run. Without `drained` (nothing was left unsettled) no message counts as lost."""
+    """Judge a run. `drained`: the groups left nothing unsettled. If false, no message counts as
+    lost."""
     outcome = Outcome()
     outcome.is_drained = drained
     for ledger in ledgers:

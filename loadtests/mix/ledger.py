@@ -49,15 +49,16 @@ class Series:
             self.slots.setdefault(slot, Histogram()).add(histogram)
 
     def points(self, percent: float) -> list[tuple[float, float]]:
-        """Return (seconds since the beginning, milliseconds), in order of time."""
+        """Return this percentile of each slot, in order of time, as (seconds since the run began,
+        milliseconds)."""
         return [
             ((slot + 0.5) * SLOT_S, self.slots[slot].percentile(percent) / 1e6)
             for slot in sorted(self.slots)
         ]
 
     def rates(self) -> list[tuple[float, float]]:
-        """Return (seconds since the beginning, number a second). The last slot is left out, because
-        it is not over. An empty slot is 0."""
+        """Return how many durations ended in each slot, as (seconds since the run began, number a
+        second). The last slot is left out, because it is not over. An empty slot is 0."""
         if not self.slots:
             return []
         return [
@@ -190,8 +191,8 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The identity of one message: its line, its number there, and when it was due. Times are
-    monotonic nanoseconds, one clock for all processes of a machine."""
+    """The identity of one message: its line, its number there, and when it was due, in nanoseconds
+    of the clock that all processes of the run share."""
 
     line: str
     number: int
@@ -259,7 +260,8 @@ KINDS: Final = {
 
 @dataclass(slots=True)
 class Sent:
-    """A line of one publisher. A message that is neither certified nor refused is unknown."""
+    """The messages of one line, as their publisher knows them. A message that is neither certified
+    nor refused is unknown."""
 
     offered: int = 0
     """The highest number that was ever sent."""
@@ -282,7 +284,7 @@ class Subscriber:
 
     queue: str
     keys: list[str] | None = None
-    """The keys that a reader asked for; None: all."""
+    """The keys of a reader's subscription; None: all keys, as for a group."""
     is_whole: bool = True
     """Whether it must receive everything. True for a group, and for a reader that began at the
     start and stayed until the end."""
@@ -290,7 +292,8 @@ class Subscriber:
 
 
 class Ledger(Violations):
-    """The ledger of one process. Times are monotonic nanoseconds."""
+    """The ledger of one process. Times are in nanoseconds of the clock that all processes of the
+    run share."""
 
     def __init__(self, began_ns: int) -> None:
         """`began_ns`: the time from which all series of all processes of a run count."""
@@ -370,9 +373,9 @@ class Stream:
         return len(self._held)
 
     def given(self, stamp: Stamp, *, key: str | None, now_ns: int, since_ns: int = 0) -> int | None:
-        """Note that a message came, and return its latency. None when the time says nothing about
-        the broker: the message was due before `since_ns` or in the ramp, or this is not its first
-        delivery."""
+        """Note that a message came, and return its latency in nanoseconds. None when the time says
+        nothing about the broker: the message was due before `since_ns` or in the ramp, this is not
+        its first delivery to the subscriber, or it came under another key."""
         ledger, line, number = self._ledger, stamp.line, stamp.number
         if key != stamp.key:
             ledger.flag("altered", f"{self._name}: {line} {number} under the key {key}")
@@ -420,5 +423,5 @@ class Stream:
         self._held.clear()
 
     def invented(self, what: str) -> None:
-        """Note that something came that no user made."""
+        """Count a violation: something came that no user made."""
         self._ledger.flag("invented", f"{self._name}: {what}")

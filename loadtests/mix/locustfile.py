@@ -34,7 +34,7 @@ class MixUser(User):
     """The context of this process; set before any user is made."""
 
     def on_start(self) -> None:
-        """Begin."""
+        """Make the user of this role."""
         self.doing = users.MAKE[self.role](self.process_context)
 
     def on_stop(self) -> None:

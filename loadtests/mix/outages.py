@@ -40,7 +40,7 @@ class Outage(msgspec.Struct, frozen=True):
     """The first reason, unless `Outages.blame` replaced it."""
     began_unix_s: float
     began_s: float
-    """Seconds since the run began."""
+    """The beginning, in seconds since the run began."""
     lasted_s: float
     is_over: bool
     """False: it lasted until the end of the run."""
@@ -82,8 +82,8 @@ class Outages:
         return Change(url, True, f"{url} cannot be reached: {why}")
 
     def out_s(self, at_s: float) -> float | None:
-        """Return how long a broker has been out by now, the longest of them; None if all can be
-        reached."""
+        """Return how many seconds the longest of the current outages has lasted by now; None if all
+        brokers can be reached."""
         return max((at_s - one.began_s for one in self._out.values()), default=None)
 
     def all(self, at_s: float) -> list[Outage]:
@@ -97,7 +97,8 @@ def _lasted(one: Outage, at_s: float, *, is_over: bool) -> Outage:
 
 
 def figures(outages: Iterable[Outage]) -> dict[str, float]:
-    """Return the number of outages, and their total duration."""
+    """Return the figures `outages`, their number, and `outage_s`, their total duration in
+    seconds."""
     lasted = [one.lasted_s for one in outages]
     return {"outages": len(lasted), "outage_s": sum(lasted)}
 
@@ -173,7 +174,8 @@ class Watch:
         return time.monotonic() - self._began_s
 
     def out_s(self) -> float | None:
-        """Return how long a broker has been out by now, in seconds; None if all can be reached."""
+        """Return how many seconds the longest of the current outages has lasted by now; None if all
+        brokers can be reached."""
         with self._lock:
             return self._outages.out_s(self._now_s())
 
@@ -184,7 +186,8 @@ class Watch:
 
 
 def ask(url: str, token: str | None) -> str | None:
-    """Ask a broker whether it is ready. Return why it is not, or None if it is."""
+    """Ask a broker whether it is ready. Return why it is not, or None if it answers with a status
+    below 500."""
     http = Http(url, token)
     try:
         status, _ = http.request("GET", "/readyz", timeout_s=ANSWER_S)

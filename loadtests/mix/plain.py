@@ -45,12 +45,12 @@ QUIET_S: Final = 1.0
 """When no delivery has come for this time, readers have received everything too."""
 _LOOK_S: Final = 0.05
 _PLAN: Final = "mix_plan"
-"""The plan among the options that Locust sends to its workers, as JSON."""
+"""The name of the option in which Locust sends the plan, as JSON, to its workers."""
 _MANNED: Final = "mix_manned"
 _DRAIN: Final = "mix_drain"
 _OUTAGE: Final = "mix_outage"
-"""Messages: the plan with other counts, to workers; stop publishing, to workers; an outage that a
-worker has seen, to the master."""
+"""Names of messages between the master and its workers: the plan with other counts, to workers;
+stop publishing, to workers; an outage that a worker has seen, to the master."""
 _LOG: Final = logging.getLogger("loadtests.mix")
 _CLOCK_NS: Final = time.time_ns() - time.monotonic_ns()
 
@@ -62,7 +62,8 @@ def now_ns() -> int:
 
 
 def attach(users: Any) -> None:
-    """Have Locust run `users` and its subclasses by itself."""
+    """Prepare the subclasses of `users` for Locust alone: give each the weight of its role, and
+    have a `Mix` called at Locust's events."""
     for one in users.__subclasses__():
         one.weight = plan.SHARES[one.role]
     mix = Mix(users)
@@ -90,7 +91,8 @@ class Mix:
         self._context: ProcessContext | None = None
         self._watch: Watch | None = None
         self._is_reported = False
-        """In a worker: whether everything done so far is in a report to the master."""
+        """In a worker: whether the latest report to the master was made after the run was over, so
+        that nothing is left to report."""
         self._drained: set[str] = set()
         """In the master: the workers that have reported everything."""
         self._out: dict[str, set[str]] = {}
@@ -100,7 +102,8 @@ class Mix:
 
     def add_options(self, parser: Any, **_: object) -> None:
         """Add the mix's own options. Locust parses the command line anew for each view of its page.
-        From then on a token on it is read as empty, or it would be in the page's source."""
+        After `on_init` a token on the command line is read as empty, or it would be in the page's
+        source."""
 
         def token(text: str) -> str:
             return text if self._environment is None else ""
@@ -122,7 +125,9 @@ class Mix:
         )  # fmt: skip
 
     def on_init(self, environment: Any, **_: object) -> None:
-        """Note the values of the command line before the page or the master can change them."""
+        """Note the values of the command line before the page or the master can change them, and
+        register the messages between master and workers. Exits with status 2 if an option is
+        wrong."""
         self._environment = environment
         options, runner = environment.parsed_options, environment.runner
         self._token = options.token or os.environ.get("TOCSIN_TOKEN", "")
@@ -142,7 +147,8 @@ class Mix:
     # --- a test
 
     def on_start(self, environment: Any, **_: object) -> None:
-        """Begin a test: make the plan, or take the master's, and make a context from it."""
+        """Begin a test: make the plan, or take the master's. Except in the master, make a context
+        from it, and watch the brokers."""
         options, runner = environment.parsed_options, environment.runner
         options.token = options.token or self._token
         if isinstance(runner, WorkerRunner):
@@ -185,8 +191,8 @@ class Mix:
         )  # fmt: skip
 
     def on_spawned(self, user_count: int, **_: object) -> None:
-        """Publish to the queues of the users that exist now. Workers learn the counts by a
-        message."""
+        """Change the plan to the numbers of users that exist now, so that publishers use the queues
+        of these users. The master sends the new plan to its workers."""
         runner = self._environment.runner
         if isinstance(runner, WorkerRunner) or self._plan is None:
             return
@@ -244,8 +250,8 @@ class Mix:
         self._drain()
 
     def _drain(self) -> None:
-        """Stop publishing, and wait until everything is answered and settled and no message comes.
-        If a broker cannot be reached, the wait ends."""
+        """Stop publishing, and wait until everything is answered and settled and no message comes,
+        for at most STOP_S. If a broker cannot be reached, the wait ends at once."""
         context, watch = self._context, self._watch
         if context is None or watch is None or not context.is_publishing:
             return
@@ -261,8 +267,9 @@ class Mix:
         context.enter(Phase("over", context.plan.began_ns))
 
     def on_worker_quitting(self, **_: object) -> None:
-        """Report to the master before it learns that this worker quits, because it ignores it
-        afterwards. A Ctrl-C ends all processes of a terminal at once."""
+        """Drain, and wait for at most REPORT_S until the last report has gone to the master. The
+        master ignores reports of this worker once it knows that the worker quits. A Ctrl-C ends all
+        processes of a terminal at once."""
         self._drain()
         deadline = time.monotonic() + REPORT_S
         while self._context and not self._is_reported and time.monotonic() < deadline:

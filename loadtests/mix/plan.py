@@ -52,10 +52,11 @@ class Plan(msgspec.Struct, frozen=True):
     body_bytes: int
     seed: int
     began_ns: int
-    """Monotonic time from which series count."""
+    """The time from which series count, in nanoseconds of the clock that all processes of the run
+    share."""
     storm_every_s: float = 30.0
     day_s: float = 60.0
-    """Duration of the compressed day."""
+    """Duration of the compressed day of the role `day`, in seconds."""
 
     @property
     def users(self) -> int:
@@ -74,7 +75,8 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def interval_s(self) -> float:
-        """Average time between two publishes of one publisher."""
+        """Seconds between two publishes of one publisher. With this interval all publishers
+        together send `rate` messages a second on average."""
         return (1 + MESSAGES_MAX) / 2 * max(1, self.publishers) / self.rate
 
     def queue(self, role: str, number: int) -> str:
@@ -95,15 +97,15 @@ class Plan(msgspec.Struct, frozen=True):
         return found or [self.queue("worker", 0)]
 
     def partitions(self, role: str) -> int:
-        """Return the number of partitions of a queue of this role: at least one for each
-        consumer."""
+        """Return the number of partitions of a queue of this role: a power of two, at least 4 and
+        at least one for each consumer of its group."""
         consumers = min(self.counts.get(role, 0), CONSUMERS_MAX)
         return max(4, 1 << math.ceil(math.log2(max(1, consumers))))
 
     @property
     def slow_s(self) -> float:
-        """The time that a slow consumer takes over a message. All slow consumers together are twice
-        as fast as their messages come, or they would never finish."""
+        """The seconds that a slow consumer takes over a message. All slow consumers together are at
+        least twice as fast as their messages come, or they would never finish."""
         slow = self.counts.get("slow", 0)
         coming = self.rate * len(self.queues("slow")) / len(self.all_queues)
         return min(_SLOW_S, slow / (2 * coming)) if slow else 0.0

@@ -20,14 +20,17 @@ RETENTION_S: Final = 3600
 
 
 _ASK_S: Final = 5.0
-"""Timeout of an answer. A broker that hangs must not stop a run from reporting it."""
+"""Timeout of a request for a queue's lag, in seconds. A broker that hangs must not stop a run from
+reporting it."""
 
 
 def make_queue(http: Http, plan: Plan, queue: str) -> None:
-    """Create a queue of the plan and its group, or leave existing ones as they are.
+    """Create a queue of the plan, and its group if the plan has users that consume it. What exists
+    already is left as it is.
 
     Raises:
-        RuntimeError: with the broker's words, for anything but success.
+        RuntimeError: with the broker's words, for a status of 400 or above except 409, which means
+            that the queue exists with fewer partitions.
         Gone: no answer came.
     """
     role = role_of(queue)
@@ -38,8 +41,9 @@ def make_queue(http: Http, plan: Plan, queue: str) -> None:
 
 
 def queues_lag(http: Http, plan: Plan) -> int:
-    """Return the number of messages that the groups have not durably settled. For 20 ms it may be
-    too high. At least 1 when the broker does not answer, because something may be left."""
+    """Return the number of messages that the groups have not durably settled. For 20 ms after a
+    settlement it may be too high. Returns 1 when the broker does not answer or refuses, because
+    something may be left."""
     found = 0
     for queue in plan.all_queues:
         try:
@@ -84,7 +88,8 @@ def nobody(kind: str, name: str, took_ns: int | None, size: int, error: str = ""
 
 
 class ProcessContext:
-    """The shared state of one process. All times are monotonic nanoseconds."""
+    """The shared state of the users of one process. All times are in nanoseconds of the run's clock
+    `now_ns`."""
 
     def __init__(
         self, plan: Plan, process: int, token: str | None = None, *, told: Told = nobody,
@@ -107,7 +112,8 @@ class ProcessContext:
         self.unanswered = 0
         """Number of publishes of all users here that have no last answer yet."""
         self.given_at_ns = 0
-        """The last time at which a user here received a message, or worked on one."""
+        """The last time at which a user here received a message, worked on one, or had an ack or
+        nack answered."""
         self.error = ""
         """The first error that ended a user here, in words."""
         self._numbers = itertools.count()

@@ -24,7 +24,7 @@ AGAIN_S: Final = 0.1
 again. It grows with each try up to AGAIN_S_MAX, with a random part."""
 AGAIN_S_MAX: Final = 2.0
 _IDLE_S: Final = 0.5
-"""The longest that a turn waits."""
+"""The longest that a turn waits when nothing is due, in seconds."""
 FORGOTTEN: Final = "sequence_too_old"
 """The code with which the broker says that it no longer knows a message's fate, so that it is
 neither stored nor refused for certain."""
@@ -32,8 +32,8 @@ neither stored nor refused for certain."""
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The messages of one publish. Each key is in it once. After a refused message, nothing of its
-    key can be stored, whether or not the publish is numbered."""
+    """The messages of one publish, each of another key. After a refused message, no later one of
+    its key could be stored, whether or not the publish is numbered."""
 
     queue: str
     messages: tuple[Stamp, ...]
@@ -51,7 +51,8 @@ class _Publisher(ABC):
         self.name = context.name(role)
         self._role = role
         self._turns = itertools.count(context.random.randrange(len(context.plan.all_queues)))
-        """Each publisher begins at a random queue, so that they do not go round in step."""
+        """The number of the queue for each batch. Each publisher begins at a random queue, so that
+        they do not go round in step."""
         first = int(self.name.rpartition(".")[2]) * context.plan.processes + context.process
         self._keys = [
             f"k{(first * KEYS_EACH + x) % context.plan.keys:04d}" for x in range(KEYS_EACH)
@@ -78,7 +79,7 @@ class _Publisher(ABC):
         return Batch(queue, tuple(found))
 
     def wire(self, batch: Batch, *, ids: bool) -> list[dict[str, object]]:
-        """Return a batch's messages as they are sent."""
+        """Return a batch's messages as they are sent, each with an id of its own if `ids`."""
         size = self.context.plan.body_bytes
         found: list[dict[str, object]] = []
         for one in batch.messages:

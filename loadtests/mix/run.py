@@ -26,7 +26,7 @@ LEDGER_S: Final = 60.0
 _LOOK_S: Final = 0.25
 _TELL_S: Final = 5.0
 STARTS_MAX: Final = 5
-"""The most times that a broker of the run's own is started again."""
+"""The most times that the broker which the run has started is started again."""
 Say = Callable[[str], None]
 
 
@@ -54,7 +54,7 @@ class OwnBroker:
         """CPU time of the processes that have ended."""
         self._cpu_s = 0.0
         self.rss_bytes = 0
-        """The largest value that was seen."""
+        """The largest resident memory that was seen, in bytes."""
 
     def look(self) -> None:
         """Measure the broker's CPU time and memory, and start it again if it has ended.
@@ -90,7 +90,8 @@ class OwnBroker:
 
 
 class Run:
-    """A run of the mix. Its methods raise LoadBroke if the load could not be made."""
+    """A run of the mix. `whole` raises LoadBroke if the load could not be made, and RuntimeError or
+    Gone if a queue could not be."""
 
     def __init__(
         self, plan: Plan, folder: Path, token: str | None, say: Say, server: Server | None
@@ -109,7 +110,8 @@ class Run:
         self._told_at = 0.0
 
     def whole(self) -> Found:
-        """Do the whole run."""
+        """Do the whole run: create the queues, start the users, measure, drain, end the users,
+        judge."""
         with self._watch:
             self._make_queues()
             plan.write(self._plan, self._folder / coordination.PLAN)
@@ -130,7 +132,8 @@ class Run:
             make_queue(self._http, self._plan, queue)
 
     def _look(self, locusts: Locusts, phase: str, seconds_left: float) -> list[Progress]:
-        """Return the progress of the processes, and say it from time to time. Raises LoadBroke."""
+        """Wait for _LOOK_S, then return the progress of the processes, and say it from time to
+        time. Starts a broker of the run's own again if it has ended. Raises LoadBroke."""
         time.sleep(_LOOK_S)
         locusts.check()
         if self._broker is not None:
@@ -181,7 +184,8 @@ class Run:
         }
 
     def _drain(self, locusts: Locusts) -> bool:
-        """Drain the queues. Whether nothing was left in time."""
+        """Stop publishing, and let the consumers drain the queues. Return whether nothing was left
+        within DRAIN_S."""
         since_ns = coordination.phase(self._folder).since_ns
         coordination.tell(self._folder, Phase("drain", since_ns))
         began_ns, deadline = time.monotonic_ns(), time.monotonic() + DRAIN_S

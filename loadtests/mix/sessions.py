@@ -13,8 +13,8 @@ TURN_S: Final = 2.0
 """The longest that a turn waits for frames. With shorter turns, the polling of thousands of users
 would be what is measured."""
 PAUSE_S: Final = (0.05, 0.5)
-"""The shortest and longest pause before a lost connection is opened again. The longest grows with
-each failed attempt."""
+"""The shortest and longest pause before a lost connection is opened again, in seconds. The longest
+doubles with each failed attempt, up to PAUSE_S_MAX."""
 PAUSE_S_MAX: Final = 2.0
 
 
@@ -35,9 +35,9 @@ class Session(ABC):
         self._refs = itertools.count(1)
         self._away_since_ns = 0
         self._opened = False
-        """Whether it has a place in its group, or a position."""
+        """Whether the current connection has subscribed."""
         self._failures = 0
-        """Number of failed attempts in a row."""
+        """Number of failed attempts in a row to open the session."""
 
     def turn(self, timeout_s: float = TURN_S) -> None:
         """Receive frames for up to `timeout_s`, and answer them. A lost connection is opened again;
@@ -127,7 +127,7 @@ class Session(ABC):
 
     def take(self, message: Given, stream: Stream, now_ns: int, since_ns: int) -> Stamp | None:
         """Note a message that came now, and return its stamp; None if no user made it. The latency
-        of a message due before `since_ns` says nothing about the broker."""
+        of a message that was due before `since_ns` is not measured."""
         body = bytes(message.body)
         try:
             stamp = read_stamp(body, self.context.plan.body_bytes)

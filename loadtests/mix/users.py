@@ -13,7 +13,8 @@ from loadtests.mix.publishers import RestPublisher, SocketPublisher
 from loadtests.mix.transports import MakeTransport, Poll, Socket
 
 _STORM_JITTER_S: Final = 0.2
-"""Time within which all of them lose their sockets; no network failure hits all in one instant."""
+"""The most seconds that a storm user waits, once it has noticed a storm, before it loses its
+socket; no network failure hits all in one instant."""
 
 
 class Storm:
@@ -43,7 +44,7 @@ class Storm:
 
 
 class _Doing(Protocol):
-    """An activity of some hours."""
+    """The activity of a `Day` in one part of the day."""
 
     def turn(self) -> None:
         """Take one turn."""
@@ -66,7 +67,7 @@ class _Asleep:
 
 
 DAY: Final = ("sleep", "sleep", "publish", "work", "publish", "work", "read", "sleep")
-"""Eight parts of three hours, from midnight on."""
+"""The activity in each eighth of a day, from midnight on."""
 
 
 class Day:
@@ -80,7 +81,8 @@ class Day:
         self._part = ""
         self._doing: _Doing = _Asleep(context)
         self._shift_ns = int(context.random.uniform(0, 0.25) * context.plan.day_s * NS)
-        """A random shift, so that not all users begin their day at the same time."""
+        """A random time, at most a quarter of a day, by which this user's day is shifted, so that
+        not all users begin their day at the same time."""
 
     def turn(self) -> None:
         """Take one turn of the current part."""
@@ -91,7 +93,7 @@ class Day:
         self._doing.turn()
 
     def part(self) -> str:
-        """Return the current part of the day."""
+        """Return the current part of the day; `work` once nothing new is published."""
         context = self._context
         if not context.is_publishing:
             return "work"
@@ -144,7 +146,7 @@ MAKE: Final[dict[str, Callable[[ProcessContext], Doing]]] = {
     "storm": Storm,
     "day": Day,
 }
-"""Makes the user of each role in a plan, from the context of its process."""
+"""For each role of a plan, a function that makes a user from the context of its process."""
 
 
 def turn(context: ProcessContext, role: str, doing: Doing) -> None:

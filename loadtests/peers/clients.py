@@ -19,8 +19,8 @@ from loadtests.histogram import Histogram
 
 T = TypeVar("T")
 WAVE_DELAY_S: Final = 0.002
-"""Delay after the last message until the remaining ones are acknowledged, equal to that of Tocsin's
-consumers."""
+"""Seconds after a wave of acknowledgements until the next one is sent, even if no message has come;
+equal to that of Tocsin's consumers."""
 _DRAWS: Final = 4096
 
 
@@ -73,7 +73,7 @@ class Bodies:
 
 class Acks(Generic[T]):
     """The order in which messages are acknowledged. Each falls into one of WAVES waves at random.
-    One wave is sent at each turn, or WAVE_DELAY_S after the last one if any waits."""
+    One wave is sent at each turn, and another one WAVE_DELAY_S later while any is left."""
 
     def __init__(self, random: Random, send: Callable[[list[T]], None]) -> None:
         self._send = send

@@ -57,7 +57,7 @@ class Plan:
     entrants: tuple[str, ...] = tuple(entrant.name for entrant in ENTRANTS)
     scenarios: tuple[str, ...] = tuple(SCENARIOS)
     minutes_max: float = 90.0
-    """Time after which no measurement begins."""
+    """Minutes after the contest's beginning from which on no measurement begins."""
     command: str = ""
 
 
@@ -94,7 +94,7 @@ def contest(
 
 
 def measure(entrant: Entrant, scenario: str, plan: Plan, number: int) -> Run:
-    """Measure one scenario, on servers of its own. `number` is that of the repetition. If something
+    """Measure one entrant in one scenario, on servers of its own, in round `number`. If something
     goes wrong, nothing is raised: the run's `failure` says what."""
     try:
         with (
@@ -138,7 +138,7 @@ def figures_of(found: Figures, meter: Meter) -> dict[str, float]:
 
 
 def told(run: Run) -> str:
-    """Return a run in a few words."""
+    """Return the figures of a run, or its failure, in a few words for the terminal."""
     if run.failure:
         return f"FAILED: {run.failure}"
     shown = {

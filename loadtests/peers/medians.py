@@ -25,7 +25,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """An entrant as it took part."""
+    """The description of an entrant that took part, with its version."""
 
     title: str
     version: str
@@ -51,7 +51,7 @@ class Results(msgspec.Struct):
     """Name → why it did not take part."""
     runs: list[Run]
     cut: str = ""
-    """The reason why there are fewer rounds than planned."""
+    """The reason why the contest ended before all planned measurements; empty if it did not."""
 
 
 class Middle(NamedTuple):

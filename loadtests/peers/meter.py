@@ -36,7 +36,8 @@ class Meter:
         self._proc = proc
 
     def cpu_s(self) -> float:
-        """Return user and system time of all processes so far, in seconds, to 10 ms each."""
+        """Return user and system time of all servers' processes so far, in seconds, to 10 ms each,
+        and append a mark."""
         ticks = sum(int(text) for fields in self._stats() for text in fields[CPU])
         total = ticks / _TICKS_PER_S
         self.marks.append(Mark(time.monotonic(), total, time.process_time()))
@@ -48,7 +49,7 @@ class Meter:
 
     def measured(self) -> Mark | None:
         """Return seconds, and CPU seconds of servers and generator, between the last two marks.
-        None if nothing was measured."""
+        None if there are fewer."""
         if len(self.marks) < 2:
             return None
         before, after = self.marks[-2:]

@@ -11,7 +11,7 @@ COLOURS: Final = {
     "tocsin": "#c2410c", "tocsin-redis": "#fb923c", "nats": "#1d4ed8", "nats-sync": "#60a5fa",
     "nats-core": "#94a3b8", "rabbitmq": "#15803d", "redis-streams": "#7e22ce",
 }  # fmt: skip
-"""Colours by entrant; related entrants have related ones."""
+"""Colors by entrant; related entrants have related colors."""
 OTHERS: Final = "#334155"
 _UNITS: Final = {
     "messages_per_s": "messages/s", "server_cpu_us": "CPU seconds a million",

@@ -90,8 +90,8 @@ def rabbit() -> Rabbit:
 
 
 def redis() -> Program:
-    """Find a server of Valkey, or else of Redis. The variable TOCSIN_TEST_REDIS comes first;
-    without it, the PATH, then the venv. Raises Missing."""
+    """Find a server of Valkey, or else of Redis. If the variable TOCSIN_TEST_REDIS is set, only its
+    paths are tried; otherwise, for each of the two, the PATH and then the venv. Raises Missing."""
     named = [
         Path(path) for path in os.environ.get("TOCSIN_TEST_REDIS", "").split(os.pathsep) if path
     ]

@@ -1,7 +1,8 @@
-"""The servers of the benchmark: each on free ports of loopback, with an empty folder, removed in
-the end.
+"""The servers of the benchmark: each on free ports of loopback, with an empty folder, ended with
+its block.
 
-Where setpriv (util-linux) exists, they also die with this process, if its main thread starts them.
+They also end with this process, if its main thread has started them: Tocsin always, the others
+where setpriv (util-linux) exists.
 """
 
 import base64
@@ -26,12 +27,13 @@ from loadtests.server import Server, ServerFailed, free_port
 
 READY_TIMEOUT_S: Final = 60.0
 _KILLED_WITH_US: Final = "import ctypes; ctypes.CDLL(None).prctl(1, 9); "
-"""PR_SET_PDEATHSIG, SIGKILL."""
+"""Code with which a server has the kernel kill it when its parent ends: PR_SET_PDEATHSIG with
+SIGKILL."""
 SERVE: Final = ("-c", _KILLED_WITH_US + "from gateway.cli.serve import serve; serve()")
 PROVISION: Final = ("-c", "from gateway.cli.serve import admin; admin()", "provision")
 IDLE_MS: Final = 600_000
-"""RabbitMQ closes WebSockets that send nothing for this time, so it exceeds a consumer's
-silence."""
+"""RabbitMQ closes WebSockets that send nothing for this time, in milliseconds, so it exceeds a
+consumer's silence."""
 STARTED: Final = "Server startup complete"
 
 
@@ -162,8 +164,8 @@ def rabbit(folder: Path, found: Rabbit, user: str, password: str) -> Iterator[tu
 
 
 def _write_rabbit(folder: Path, found: Rabbit, websocket: int, have: Mapping[str, object]) -> None:
-    """Write its configuration, and an `erl`, because Erlang may not be where its own script expects
-    it."""
+    """Write the configuration of RabbitMQ, and a script `erl` that starts Erlang, because Erlang
+    may not be where its own script expects it."""
     (folder / "definitions.json").write_text(json.dumps(have))
     (folder / "rabbitmq.conf").write_text(
         f"listeners.tcp = none\nload_definitions = {folder}/definitions.json\n"
@@ -216,7 +218,8 @@ def _rabbit_settings(folder: Path, found: Rabbit, epmd_port: int) -> dict[str, s
 
 
 def _dying() -> list[str]:
-    """Return the prefix of a command that is to die with its parent; empty without setpriv."""
+    """Return the prefix of a command that has the kernel kill it when its parent ends; empty
+    without setpriv."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
@@ -225,7 +228,7 @@ def _dying() -> list[str]:
 def spawned(
     command: Sequence[str], log: Path, settings: Mapping[str, str] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Yield a process in a session of its own. The end of the block kills all of the session with
+    """Yield a process in a session of its own. The end of the block kills its process group with
     `kill -9`. `settings`, if given, are its whole environment."""
     with log.open("ab") as said:
         process = subprocess.Popen(

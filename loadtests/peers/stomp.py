@@ -224,12 +224,14 @@ class Stomp:
         self._random = random
 
     async def shared(self, queue: str, partitions: int) -> None:
-        """Do nothing, because the exchange exists since the broker's start."""
+        """Do nothing, because the exchange exists since the broker's start. Raises LoadFailed for
+        another number of partitions than PARTITIONS, or if the queue is one of FEEDS."""
         if partitions != PARTITIONS or queue in FEEDS:
             raise LoadFailed(f"this broker has {PARTITIONS} queues behind its exchange")
 
     async def feed(self, queue: str) -> None:
-        """Do nothing, because the exchange exists since the broker's start."""
+        """Do nothing, because the exchange exists since the broker's start. Raises LoadFailed if
+        the queue is none of FEEDS."""
         if queue not in FEEDS:
             raise LoadFailed(f"{queue} is no queue for readers")
 

@@ -1,10 +1,10 @@
 """Clients that only load Redis Streams, in Redis or Valkey, over TCP, because they have no
 WebSocket.
 
-A queue is a stream for each partition; clients choose it by their own hash of the key. A group has
-one consumer for each stream, so a key stays in order. A message is confirmed by XADD's answer, and
-leaves with its acknowledgement (XACK, XDEL). A consumer reads by a blocking XREADGROUP, and
-therefore acknowledges over another connection.
+A queue is a stream for each partition; clients choose the stream by their own hash of the key. A
+group has one consumer for each stream, so a key stays in order. A message is confirmed by XADD's
+answer, and is removed when it is acknowledged (XACK, XDEL). A consumer reads by a blocking
+XREADGROUP, and therefore acknowledges over another connection.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from loadtests.peers.streams_wire import BODY, KEY, Broken, entries, packed, par
 FEEDS: Final = ("fanout5k", "idle")
 """The queues of the scenarios with readers: one stream each."""
 COUNT: Final = 500
-"""The most messages of each stream in one read."""
+"""The most messages of each stream that one read returns."""
 WAIT_MS: Final = 5000
 FEED_LENGTH: Final = 1000
 """Approximate number of messages of a feed that are kept."""
@@ -145,7 +145,8 @@ class Client:
             link.close()
 
     def fail(self, why: str) -> None:
-        """Keep the first failure, and end all waiting calls with it."""
+        """Keep this failure if it is the first, and end all waiting calls of `ask` with the first
+        one."""
         self.failure = self.failure or LoadFailed(why)
         for future in self._asked:
             if not future.done():
@@ -197,7 +198,7 @@ class Producer(Sending, Client):
 
 
 class Consumer(Settling[tuple[bytes, bytes]], Client):
-    """The only consumer of the group that reads some streams; it acknowledges every message. A read
+    """A consumer of the group, the only one for its streams. It acknowledges every message. A read
     of new messages brings no message twice."""
 
     def __init__(self, name: str, bodies: Bodies, histogram: Histogram, random: Random) -> None:
@@ -301,7 +302,8 @@ class Streams:
             client.close()
 
     async def feed(self, queue: str) -> None:
-        """Do nothing, because the first message makes the stream."""
+        """Do nothing, because the first message makes the stream. Raises LoadFailed if the queue is
+        none of FEEDS."""
         if queue not in FEEDS:
             raise LoadFailed(f"{queue} is no queue for readers")
 

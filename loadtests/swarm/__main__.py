@@ -49,7 +49,8 @@ The exit code is 0 if every promise was kept, and 1 if not.
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run."""
+    """The parameters of a run: sockets, how many of them the storm cuts, seconds of waiting,
+    brokers, processes."""
 
     sockets: int
     storm: int
@@ -61,7 +62,8 @@ class Plan:
 
 
 async def swarm(plan: Plan, progress: Callable[[str], None]) -> Finding:
-    """Do the whole run. Raises SwarmBroke, LoadFailed, OSError."""
+    """Open all sockets, let them wait, publish to them, cut and reopen some, publish again. Raises
+    SwarmBroke, LoadFailed, OSError."""
     finding = Finding("swarm")
     queue = f"swarm.{secrets.token_hex(4)}"
     rest = Rest(plan.urls[0], plan.token)
@@ -198,7 +200,7 @@ def main(  # noqa: PLR0917 - click passes them by name
 
 @contextlib.contextmanager
 def _broker(urls: Sequence[str], pids: Sequence[int]) -> Iterator[tuple[list[str], list[Process]]]:
-    """Yield the given brokers, or one of our own."""
+    """Yield the addresses and processes of the given brokers, or of one of our own."""
     if urls:
         yield list(urls), [Process(pid) for pid in pids]
         return

@@ -28,22 +28,23 @@ class News(msgspec.Struct, frozen=True):
     """A process's answer to an order."""
 
     standing: int
-    """Number of sockets that are subscribed."""
+    """Number of sockets that are open and subscribed after the order."""
     took_s: float
     buckets: list[tuple[int, int]] = []
-    """The times that sockets took, in nanoseconds, in the form for `Histogram.of`."""
+    """The times that sockets took to open for this order, in nanoseconds, in the form for
+    `Histogram.of`."""
     total_ns: int = 0
     maximum_ns: int = 0
     missing: int = 0
     """Number of sockets that did not receive the expected messages."""
     repeated: int = 0
-    """Number of messages that sockets received beyond that."""
+    """Number of messages that sockets received beyond the expected ones."""
     lost: int = 0
     """Number of sockets that ended without being closed by this process, since the beginning."""
     tries: int = 0
     """Number of failed attempts to connect, since the beginning."""
     error: str = ""
-    """The reason of the last one of either."""
+    """The reason of the latest lost socket or failed attempt; empty if none."""
 
 
 class Post(msgspec.Struct, frozen=True):
@@ -64,7 +65,7 @@ decode_post: Final = msgspec.json.Decoder(Post).decode
 
 
 FILES_SPARE: Final = 500
-"""Files of a process beyond its sockets."""
+"""Number of open files that a process may need beyond its sockets."""
 PER_PROCESS_MAX: Final = 15_000
 """The most sockets of one process. A process may have 20,000 files open unless that was raised."""
 PER_ADDRESS: Final = 8_000
@@ -80,7 +81,7 @@ def processes(sockets: int) -> int:
 
 
 def shares(many: int, parts: int) -> list[int]:
-    """Split `many` as evenly as possible."""
+    """Split the number `many` into `parts` numbers, as evenly as possible."""
     return [many // parts + (part < many % parts) for part in range(parts)]
 
 

@@ -15,7 +15,7 @@ from loadtests.swarm.coordination import News, Order, Post, addresses, shares
 
 LINE_BYTES_MAX: Final = 1 << 20
 _MARGIN_S: Final = 60.0
-"""Time beyond an order's own until a process counts as stuck."""
+"""Seconds beyond an order's `timeout_s` after which a process without an answer counts as stuck."""
 _END_S: Final = 10.0
 _ROOT: Final = Path(__file__).parent.parent.parent
 
@@ -37,7 +37,7 @@ class All:
         self.tries = sum(news.tries for news in parts)
         self.error = next((news.error for news in parts if news.error), "")
         self.took = Histogram()
-        """The time of each socket, in nanoseconds."""
+        """The time that each socket took to open, in nanoseconds."""
         for news in parts:
             self.took.add(Histogram.of(news.buckets, news.total_ns, news.maximum_ns))
 

@@ -114,8 +114,9 @@ class Part:
         return reader
 
     async def _expect(self, given: int, timeout_s: float) -> tuple[int, int]:
-        """Return (sockets with fewer than `given` messages since the last count, number of messages
-        beyond it). The counts begin anew."""
+        """Wait until each reader has received `given` messages since the previous call, or for
+        `timeout_s`. Return (number of readers with fewer messages, number of messages beyond
+        `given` a reader). The counts begin anew."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if all(reader.given >= given for reader in self.readers):

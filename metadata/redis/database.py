@@ -53,13 +53,13 @@ CHANGED: Final = f"{TAG}:changed"
 MEMBERS_CHANGED: Final = f"{TAG}:members-changed"
 """The channel that carries group id and generation after each change of a membership."""
 BEATS: Final = f"{TAG}:beats"
-"""The hash of gateways' heartbeats."""
+"""Key of the hash gateway → its number (heartbeats)."""
 SAID: Final = f"{TAG}:said"
-"""The hash of the texts that gateways send with their beats."""
+"""Key of the hash gateway → the text that it sends with its beats."""
 NODE_BEATS: Final = f"{TAG}:node-beats"
-"""The hash of heartbeats of the metadata service's nodes."""
+"""Key of the hash node of the metadata service → its number (heartbeats)."""
 NODES_SAID: Final = f"{TAG}:nodes-said"
-"""The hash of the nodes' texts, which are all empty: their names say everything."""
+"""Key of the hash node → its text, which is always empty, because nodes' names say everything."""
 KEYS: Final = (STATE, CHANGES, *(f"{TAG}:{kind}" for kind in KINDS))
 """The keys that the functions of the catalog get, in their order."""
 NUMBERS: Final = {kind: KEYS.index(f"{TAG}:{kind}") + 1 for kind in KINDS}
@@ -112,14 +112,16 @@ class RedisMemberships:
         self._shard = shard
 
     async def get(self, group_id: str) -> Membership:
-        """Read the row, and create it if there is none, on all copies that could be elected. A row
-        that nobody has changed yet has generation 0. A damaged one is returned without members, and
-        the next change mends it. Raises Unknown when too few copies have it."""
+        """Return the row once all copies that could be elected have it. A row that nobody has
+        changed yet has no members and the generation 0. A damaged row is returned without members
+        and assignment, and the next change mends it; if not even its generation can be read, raises
+        Refused(storage_unavailable). Raises Unknown when too few copies answer in time."""
         return await self._read(group_id, "all")
 
     async def glance(self, group_id: str) -> Membership:
-        """Look at the row with the level `local`. Every copy that could be elected has what was
-        confirmed, so it does not matter which copy answers."""
+        """Return the row as the primary has it, without waiting for replicas (level `local`). Every
+        copy that could be elected has what was confirmed, so it does not matter which one is the
+        primary."""
         return await self._read(group_id, "local")
 
     async def _read(self, group_id: str, level: Durability) -> Membership:
@@ -156,8 +158,8 @@ class RedisMemberships:
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
-        """Beat with the level `local`. A number that a failover takes back changes, too, and a dead
-        replica must not make gateways look gone."""
+        """Beat without waiting for replicas (level `local`), because a dead replica must not make
+        gateways look gone. A number that a failover takes back has changed, too."""
         return await beat(self._shard, (BEATS, SAID), gateway, number, forget, says=says)
 
     async def said(self) -> dict[str, str]:
@@ -195,7 +197,7 @@ async def beat(
 
 PAGE_ROWS: Final = 1000
 READ_AGAIN_MAX: Final = 10
-"""How often all rows are read anew because more changed meanwhile than the stream keeps."""
+"""Number of tries to read the catalog, because meanwhile more may change than the stream keeps."""
 
 
 async def read_since(shard: CatalogShard, seen: CatalogPlace) -> CatalogRows | None:
@@ -272,10 +274,11 @@ class RedisDatabase:
     """`metadata.backend.Database` on a shard."""
 
     poll_s = 0.5
-    """Seconds; a change is known everywhere within a second, also when its notice was lost."""
+    """Seconds between reads without a notice. So a change is known everywhere within a second, also
+    when its notice was lost."""
 
     known_at = float("-inf")
-    """Never, because a notice may be lost."""
+    """No time at all, because a notice may be lost."""
 
     def __init__(self, shard: CatalogShard) -> None:
         self._shard = shard
@@ -320,7 +323,7 @@ class RedisDatabase:
         return RedisMemberships(self._shard)
 
     async def beat_node(self, name: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
-        """Beat, of the level `local`, like gateways."""
+        """Write the beat of a node without waiting for replicas, like that of a gateway."""
         return await beat(self._shard, (NODE_BEATS, NODES_SAID), name, number, forget)
 
     async def copy_to(self, path: Path) -> None:

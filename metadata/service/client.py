@@ -58,14 +58,15 @@ from metadata.service.shards import SHARDS, holders
 from push.errors import CODES, Refused, TocsinError, Unknown
 
 AWAY_S: Final = 0.25
-"""Seconds after the first failure; doubles up to AWAY_S_MAX, each with up to as much again by
-chance."""
+"""Seconds for which a node gets no requests after its first failure. They double with each further
+failure in a row, up to AWAY_S_MAX, and each time up to as much again is added by chance."""
 AWAY_S_MAX: Final = 2.0
 _DOUBLINGS_MAX: Final = 8
-"""[The only node is away for half an hour: 2 ** 1024 is no float, and the gateway no longer follows
-its catalog.]"""
+"""Largest number of doublings of AWAY_S. [The only node is away for half an hour: 2 ** 1024 is no
+float, and the gateway no longer follows its catalog.]"""
 TRIES_MIN: Final = 3
-"""Smallest number of attempts, also with a single address, which may be a balancer's."""
+"""Smallest number of attempts of a request, also with a single address, which may be a
+balancer's."""
 
 
 class NodeChoice:
@@ -82,7 +83,7 @@ class NodeChoice:
 
     @property
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """The nodes that nodes have named."""
+        """The nodes in the list that a node has sent last; () before the first one."""
         return self._nodes
 
     def learn(self, nodes: Sequence[NodeInfo]) -> None:
@@ -93,7 +94,7 @@ class NodeChoice:
         self._away = {url: away for url, away in self._away.items() if url in known}
 
     def on_failure(self, url: str, *, now: float) -> None:
-        """Note that a node did not answer, or cannot."""
+        """Note that a node did not answer, or could not answer the request."""
         count = self._away.get(url, (0, 0.0))[0] + 1
         away_s = min(AWAY_S_MAX, AWAY_S * 2 ** min(count - 1, _DOUBLINGS_MAX))
         self._away[url] = (count, now + away_s * (1 + self._chance()))
@@ -105,7 +106,8 @@ class NodeChoice:
         self._away.pop(url, None)
 
     def to_ask(self, *, now: float) -> list[str]:
-        """Return the nodes to ask, one after another, for what any node can answer. Never empty."""
+        """Return the URLs to ask, one after another, for what any node can answer. There are at
+        least TRIES_MIN, so a URL may come several times."""
         turned = self._configured[self._first :] + self._configured[: self._first]
         learned = [one.url for one in self._nodes if one.layout != "whole"]
         return self._available([*turned, *learned], now)
@@ -127,14 +129,15 @@ class NodeChoice:
 
 
 LOOK_TRY_S: Final = 0.5
-"""Seconds after which a node that has not answered a look counts as frozen, and another one is
-asked."""
+"""Seconds that a node has for the simplest requests. Then it counts as frozen, and another one gets
+the request."""
 NEWS_TRY_S: Final = 1.0
-"""The same for requests that the node makes of its database: news, the members of a group."""
+"""Seconds that a node has for a request for which it reads its database: news, members of a
+group."""
 CHANGE_TRY_S: Final = 2.0
-"""The same for a change, which waits for every copy of the database."""
+"""Seconds that a node has for a change, which waits for every copy of the database."""
 READ_TRY_S: Final = 3.0
-"""The same for many rows."""
+"""Seconds that a node has for an answer with many rows."""
 _LOG: Final = logging.getLogger("tocsin.metadata")
 _OWN: Final = frozenset(
     {
@@ -151,7 +154,7 @@ _OWN: Final = frozenset(
 )
 """Codes that concern the node that was asked, and not the request."""
 _UNSURE: Final = frozenset({"unknown", "internal"})
-"""Codes after which something may have been changed."""
+"""Codes of those in _OWN after which the request may have changed something."""
 FormT = TypeVar("FormT")
 
 
@@ -190,7 +193,8 @@ class NodeClient:
         try_s: float = LOOK_TRY_S,
         urls: Callable[[], list[str]] | None = None,
     ) -> FormT:
-        """Return the first answer of a node. `urls`: the nodes to ask instead of all.
+        """Return the answer of the first node that gives one. `urls`: the nodes to ask instead of
+        all.
 
         Raises:
             NoNodeAnswers: none could answer.
@@ -270,9 +274,10 @@ READ_AGAIN_MAX: Final = 5
 LOST_AGAIN_S: Final = 1.0
 """Seconds between the two times that all nodes must say that what was seen is lost."""
 BETWEEN_S: Final = 0.1
-"""Least seconds between two watches, if the news are not read yet, or were none."""
+"""Least seconds between two watch requests, if the gateway has still to read the news, or if there
+were none."""
 TOLD_MAX: Final = 10_000
-"""Number of groups whose last announced generation is remembered."""
+"""Largest number of groups whose last announced generation is remembered."""
 
 
 class RemoteDatabase:
@@ -280,7 +285,8 @@ class RemoteDatabase:
     is not the service."""
 
     poll_s = 5.0
-    """Seconds between reads without a notice; `watch` gives notice, and sets `known_at`."""
+    """Seconds between reads without a notice. The watch requests give notice, and set
+    `known_at`."""
 
     def __init__(self, nodes: NodeClient, *, beats: MembershipRows | None = None) -> None:
         self._nodes = nodes
@@ -540,8 +546,8 @@ class _Memberships:
         self._listeners.append(listener)
 
     def tell(self, group_id: str, generation: int) -> bool:
-        """Announce a changed row to the listeners. False if another node has announced it
-        already."""
+        """Call the listeners with a changed row. False, and no call, if this generation or a later
+        one was announced before, for example by another node."""
         if generation <= self._generations.get(group_id, 0):
             return False
         while len(self._generations) >= TOLD_MAX:

@@ -40,7 +40,7 @@ from push.errors import Refused, TocsinError
 
 
 def name_of(boot: str, layout: Layout, url: str) -> str:
-    """Return the name of a process. `boot` is its own, without blanks."""
+    """Return the name of a node's process. `boot` differs at each start, and has no blanks."""
     return f"{boot} {layout} {url}"
 
 
@@ -67,15 +67,16 @@ class NodeNames:
         self._beats.saw(beats, now=now, asked_at=asked_at)
 
     def to_forget(self) -> dict[str, int]:
-        """Return the nodes whose number has not changed for FORGOTTEN_S, with that number."""
+        """Return name → number of the nodes whose number has not changed for FORGOTTEN_S."""
         return self._beats.gone(FORGOTTEN_S)
 
     def number(self) -> int:
-        """Return this node's last number that was received; 0 if none was."""
+        """Return this node's number as the database answered it last; 0 if it never did."""
         return self._beats.number_of(self.name)
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return the living nodes and this one, by url; of several names of a url the last one."""
+        """Return the living nodes and this one, sorted by URL. If several have one URL, only one is
+        returned, this node by preference."""
         return _infos([*self._beats.there(), self.name])
 
 
@@ -88,20 +89,21 @@ LOOK_S: Final = 0.4
 """Seconds between reads of the database without a notice, so that a change is known everywhere
 within a second."""
 CUT_OFF_S: Final = 1.5
-"""Seconds after which a node counts as cut off; three reads that failed."""
+"""Age of the newest read of the database, in seconds, from which on a node counts as cut off: about
+three failed reads."""
 READ_S: Final = 2.0
-"""Seconds that a request for fresh rows waits."""
+"""Seconds that a request waits for the read of the database that it needs."""
 KEPT_S: Final = 30.0
 """Seconds for which a node keeps a shard that the ring has given to another one, because gateways
 with the former ring still look for it here."""
 THROUGH_S: Final = 5.0
-"""Seconds for which a read of everything is kept. Far fewer than CHANGES_KEPT changes happen
-meanwhile, and these are read afterwards."""
+"""Seconds for which a node keeps a read of everything for `shard_through`. Far fewer than
+CHANGES_KEPT changes happen meanwhile, and these are read afterwards."""
 NOTICES_KEPT: Final = 1000
 """Number of notices of changed members that are kept. A gateway that has missed more looks by
 itself (`gateway.delivery.membership`)."""
 OVERLAP_S: Final = 3.0
-"""Seconds of notices that a gateway gets again when it comes from another node; it was without a
+"""Seconds of earlier notices that a gateway gets when it comes from another node. It was without a
 node for less."""
 _LOG: Final = logging.getLogger("tocsin.metadata")
 
@@ -134,7 +136,7 @@ class Node:
         """The living nodes, as this one sees them."""
         self._copy = ShardCopy(reading, self._shards_to_hold())
         self._read_at = loop.time()
-        """When the newest read of the database was begun."""
+        """Time at which the newest read of the database that succeeded was begun."""
         self._readers: list[asyncio.Future[None]] = []
         self._read_wanted = asyncio.Event()
         self._pulse = asyncio.Event()
@@ -254,7 +256,7 @@ class Node:
 
     @property
     def age_s(self) -> float:
-        """Age in seconds of what this node knows."""
+        """Seconds since the newest read of the database that succeeded was begun."""
         return asyncio.get_running_loop().time() - self._read_at
 
     def not_ready(self) -> list[str]:
@@ -454,7 +456,8 @@ THROUGH: Final = "through"
 
 
 class Shards:
-    """Finder of a shard's rows. `peers` asks other nodes; None if there are none to ask."""
+    """Finder of a shard's rows, in this node, at other nodes or in the database. `peers` asks other
+    nodes; None if there are none to ask."""
 
     def __init__(self, node: Node, peers: NodeClient | None) -> None:
         self._node = node

@@ -24,7 +24,7 @@ ring     a node keeps its shards, and a gateway finds a shard's holders by the r
 forward  a node keeps its shards, and gets others from their holders when it is asked"""
 WAIT_S_MAX: Final = 10.0
 BODY_BYTES_MAX: Final = 64 * 1_048_576
-"""Bound of an answer; a shard of the largest catalog has a few MiB."""
+"""Bound of a node's answer in bytes; a shard of the largest catalog has a few MiB."""
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class ReadRequest(msgspec.Struct, frozen=True):
 class ReadAnswer(msgspec.Struct, frozen=True):
     """The answer to a read. `same`: nothing has changed. `rows`: changed rows, as they are at
     `place`. `all`: too much has changed, or nothing was seen yet; the gateway reads every shard,
-    then this again from the lowest of their places."""
+    and then sends the request again with the lowest of the shards' places."""
 
     kind: Literal["same", "rows", "all"]
     place: CatalogPlace
@@ -60,7 +60,7 @@ class ShardAnswer(msgspec.Struct, frozen=True):
 
 
 class ChangeRequest(msgspec.Struct, frozen=True):
-    """The request of `Database.change`."""
+    """The request for `metadata.backend.Database.change`, with its arguments."""
 
     seen: CatalogPlace
     stamp: str
@@ -77,20 +77,20 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """The answer of `Database.is_taken`."""
+    """The answer of `metadata.backend.Database.is_taken`."""
 
     taken: bool
 
 
 class MembershipRequest(msgspec.Struct, frozen=True):
-    """The request of `MembershipRows.change`."""
+    """The request for `metadata.backend.MembershipRows.change`, with its arguments."""
 
     new: Membership
     expected_generation: int
 
 
 class BeatRequest(msgspec.Struct, frozen=True):
-    """The request of `MembershipRows.beat`."""
+    """The request for `metadata.backend.MembershipRows.beat`, with its arguments."""
 
     gateway: str
     number: int
@@ -99,8 +99,10 @@ class BeatRequest(msgspec.Struct, frozen=True):
 
 
 class WatchAnswer(msgspec.Struct, frozen=True):
-    """A node's present knowledge. `members`: (group id, generation) of rows that were changed since
-    the answer with this `cursor`. A node that has just started knows of none."""
+    """A node's answer to a watch request. `version`: that of the catalog, as the node knows it.
+    `members`: (group id, generation) of rows of groups that were changed since the answer whose
+    cursor the request has named, or else in the last seconds. `cursor`: what the next request
+    names. `nodes`: the living nodes."""
 
     version: int
     cursor: str
@@ -112,7 +114,7 @@ IDLE_S: Final = 30.0
 """Seconds; a connection that was idle for longer is not used again: nodes close theirs after 75
 s."""
 IDLE_MAX: Final = 8
-"""Idle connections kept to one node."""
+"""Largest number of idle connections that are kept to one node."""
 READ_BYTES: Final = 262_144
 
 
@@ -142,7 +144,8 @@ class NodeTransport(Protocol):
         Raises NotSent, NoAnswer."""
 
     async def close(self) -> None:
-        """Close idle connections. Requests under way end by themselves."""
+        """Close idle connections. A connection with a request under way is closed when that
+        ends."""
 
 
 class _ResponseReader:
@@ -162,12 +165,12 @@ class _ResponseReader:
             self._parser.feed_data(data)
 
     def on_body(self, part: bytes) -> None:
-        """Called by the parser."""
+        """Take a part of the body. Called by the parser."""
         self.size += len(part)
         self._parts.append(part)
 
     def on_message_complete(self) -> None:
-        """Called by the parser."""
+        """Note that the response is complete. Called by the parser."""
         self.is_complete = True
         self.is_kept = self._parser is not None and self._parser.should_keep_alive()
 

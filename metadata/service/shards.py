@@ -79,7 +79,7 @@ Rows = dict[str, dict[str, bytes]]
 
 
 class NotInMemory(Exception):
-    """Error: the rows must be requested from the database, or from another node."""
+    """Error: this copy does not have the rows; the database or another node has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class ShardCopy:
 
     @property
     def shards(self) -> frozenset[int]:
-        """The shards that are held."""
+        """The shards whose rows this copy has."""
         return frozenset(self._rows)
 
     def learn(self, reading: CatalogRows) -> None:

@@ -2,7 +2,7 @@
 
 `CatalogFile` is the file (see `metadata.sqlite.file`), `SqliteCatalog` a store over it that runs
 each act in the file's one thread. The groups' rows are in memory, and on the disk while a member
-lingers (R22); they die with the process, but for their generations (R14).
+lingers (R22). After a restart a row has none of its members, and a higher generation (R14).
 """
 
 import asyncio
@@ -107,11 +107,11 @@ class CatalogFile(LockedFile):
         return boot, root_secret
 
     def load(self) -> Contents:
-        """Read everything, each row checked (R30).
+        """Read everything, each row checked (R30). Damaged tokens and memberships are left out.
 
         Raises:
-            Refused: storage_unavailable when a row is damaged. If a damaged queue were left out, it
-                would be created anew under its name, and its messages orphaned.
+            Refused: storage_unavailable when another row is damaged. If a damaged queue were left
+                out, it would be created anew under its name, and its messages orphaned.
         """
         run = self._connection.execute
         try:
@@ -203,8 +203,8 @@ class CatalogFile(LockedFile):
             )
 
     def drop_queue(self, queue_id: str) -> None:
-        """Remove a queue and its groups. The queue's id is to be forgotten later, and with it the
-        groups'."""
+        """Remove a queue and its groups. The queue's id is to be forgotten later (`forget`), on
+        behalf of its groups too."""
         with self._transaction() as run:
             run("UPDATE ids SET state = 2 WHERE queue_id = ?", (queue_id,))
             run("UPDATE ids SET state = 1 WHERE id = ?", (queue_id,))
@@ -212,7 +212,7 @@ class CatalogFile(LockedFile):
             run("DELETE FROM queues WHERE queue_id = ?", (queue_id,))
 
     def drop_group(self, group_id: str) -> None:
-        """Remove a group; its id is to be forgotten later."""
+        """Remove a group; its id is to be forgotten later (`forget`)."""
         with self._transaction() as run:
             run("UPDATE ids SET state = 1 WHERE id = ?", (group_id,))
             run("DELETE FROM groups WHERE group_id = ?", (group_id,))
@@ -223,8 +223,9 @@ class CatalogFile(LockedFile):
             run("UPDATE ids SET state = 2 WHERE id = ? AND state = 1", (any_id,))
 
     def put_memberships(self, rows: Sequence[Membership]) -> None:
-        """Store the row of each group that has a lingering consumer, in place of its last one;
-        delete the rows of other groups. Nothing happens for a group that no longer exists."""
+        """Store those of these rows that have a lingering consumer, each in place of the last one
+        of its group, and delete the stored rows of the others' groups. Rows of groups that no
+        longer exist are not stored."""
         with self._transaction() as run:
             for row in rows:
                 run("DELETE FROM memberships WHERE group_id = ?", (row.group_id,))
@@ -343,7 +344,7 @@ class LocalMemberships:
         return row
 
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
-        """Compare and set a row. A row that cannot be stored is in effect nevertheless."""
+        """Compare and set a row. If writing it is refused, it is in effect nevertheless."""
         ending = self._ending.get(new.group_id)
         if ending is not None and await asyncio.shield(ending):
             raise Refused("group_not_found", f"no group of the id {new.group_id!r}")

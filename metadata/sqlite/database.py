@@ -41,7 +41,7 @@ ResultT = TypeVar("ResultT")
 
 
 class _State(msgspec.Struct, frozen=True):
-    """The part of the catalog that exists once."""
+    """The row that a catalog has once: its place (version and stamp), and its secret."""
 
     place: CatalogPlace
     secret: bytes
@@ -49,8 +49,8 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class RowFile(LockedFile):
-    """A `Database` in a file, synchronous. Every method raises Refused(storage_unavailable) if
-    nothing was written, and Unknown if a commit failed; then nothing more is accepted."""
+    """A `Database` in a file, synchronous. A transaction raises Refused(storage_unavailable) if
+    nothing was written, and Unknown if its commit failed; then no further one is accepted."""
 
     application_id = APPLICATION_ID
     scripts = ("metadata.sql",)
@@ -129,7 +129,8 @@ class RowFile(LockedFile):
     def change(
         self, seen: CatalogPlace, stamp: str, writes: Sequence[Write], row: RowCondition
     ) -> int | None:
-        """Change rows; return the new version, or None if another change came first."""
+        """Change rows; return the new version, or None if another change came first. Raises Fenced
+        if `row` has another generation."""
         group_id, generation = row
         with self._transaction():
             state = self._state()
@@ -179,7 +180,7 @@ class SqliteDatabase:
     poll_s = 3600.0
     """Seconds between two reads; long, because nobody else changes the file."""
     known_at = float("inf")
-    """Always, because no notice is lost."""
+    """Any time, because no notice is lost: every change is known at once."""
 
     def __init__(
         self, file: RowFile, thread: ThreadPoolExecutor, on_fatal: Callable[[str], None] | None
@@ -250,7 +251,7 @@ class SqliteDatabase:
         return self._members
 
     async def beat_node(self, name: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
-        """Beat in memory, because this process is the only node."""
+        """Note the beat in memory only, because this process is the only node."""
         return self._nodes.beat(name, number, forget)
 
     async def copy_to(self, path: Path) -> None:
@@ -283,7 +284,7 @@ class _Memberships:
         return is_changed
 
     async def glance(self, group_id: str) -> Membership:
-        """Look at the row; there is one copy."""
+        """Return the row like `get`, because there is only one copy."""
         return await self.get(group_id)
 
     async def beat(

@@ -26,7 +26,8 @@ class LockedFile:
 
     application_id: ClassVar[int]
     scripts: ClassVar[tuple[str, ...]]
-    """File i takes the schema from version i to i + 1; never changed once released."""
+    """Names of SQL files; file i takes the schema from version i to i + 1. A released file is never
+    changed."""
     whose: ClassVar[str]
     """The owner of such a catalog, for people."""
 
@@ -35,7 +36,8 @@ class LockedFile:
 
         Raises:
             Refused: storage_unavailable when it is in use by another process, of a newer version,
-                not such a catalog, damaged, or not to be read or written. Nothing was changed.
+                not such a catalog, damaged, or not to be read or written. A file of another program
+                or a newer version is left as it is.
         """
         self.path = path
         self.broken: str | None = None
@@ -132,8 +134,8 @@ class LockedFile:
             raise Unknown(self.broken) from error
 
     def copy_to(self, path: Path) -> None:
-        """Write a copy of the catalog to a new file, readable by its owner alone, fsynced; the
-        folder is not. It holds secrets.
+        """Write a copy of the catalog, with its secrets, to a new file that only its owner can
+        read. The file is fsynced, and its folder is not.
 
         Raises:
             Refused: storage_unavailable when the copy failed, and is incomplete or absent.
@@ -150,12 +152,12 @@ class LockedFile:
             raise Refused("storage_unavailable", f"the catalog's copy failed: {error}") from error
 
     def close(self) -> None:
-        """Close the file, and so let go of it."""
+        """Close the file, so that another process may open it."""
         self._connection.close()
 
 
 def unusable(path: Path, why: str) -> Refused:
-    """Return a refusal that names the file."""
+    """Return the refusal of a catalog whose file cannot be used, for this reason."""
     return Refused("storage_unavailable", f"the catalog {path} cannot be used: {why}")
 
 

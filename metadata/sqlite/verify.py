@@ -31,13 +31,13 @@ class CatalogReport:
     """Contents of a catalog, and what is damaged in it."""
 
     findings: list[str] = field(default_factory=list)
-    """Sentences; empty if nothing is damaged."""
+    """Sentences about damage, or why the file cannot be checked; empty if all is well."""
     rows: dict[str, int] = field(default_factory=dict)
     damaged: dict[str, int] = field(default_factory=dict)
-    """Rows that are not as they were written, by table; tables without any are left out."""
+    """Table → number of rows that are not as they were written; tables without any are left out."""
     schema_version: int = 0
     storage_incarnation: str = ""
-    """Incarnation of the store that belongs to the catalog."""
+    """Incarnation of the store that belongs to the catalog; "" if unknown."""
     ids: set[str] = field(default_factory=set)
     """Ids of all queues and groups, present and past."""
     data_keys: list[DataKey] = field(default_factory=list)
@@ -60,7 +60,8 @@ def verify_catalog(path: Path) -> CatalogReport:
 
 
 def _look_at_kind(connection: sqlite3.Connection, report: CatalogReport) -> bool:
-    """Whether the file is a catalog that this program can read."""
+    """Whether the file is a catalog that this program can read. If not, the report says why; if so,
+    it has the faults of the structure."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (report.schema_version,) = connection.execute("PRAGMA user_version").fetchone()
     if application_id != APPLICATION_ID:

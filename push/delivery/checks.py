@@ -18,7 +18,7 @@ class Outside:
     """The state that a delivery does not keep in memory, for callers that know it."""
 
     settled: RangeSet
-    """Settled by this owner or one before, durably or not."""
+    """Offsets that this owner or one before has settled, durably or not."""
     aside: RangeSet
     """Offsets that are in side lines, or are to be set aside."""
 

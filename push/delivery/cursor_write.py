@@ -58,7 +58,7 @@ class PendingWrite:
         self._unparked: dict[int, None] = {}
         self._taken: tuple[CursorWrite, dict[int, int]] | None = None
         self.aside_count = 0
-        """Number of offsets that are to be set aside and are not yet."""
+        """Number of offsets that are to be set aside and are not durably so yet."""
         self._starving = starving
         self.ending = False
         """Whether the epoch ends. Whatever is written then, the next owner need not find out
@@ -119,7 +119,7 @@ class PendingWrite:
         self._ended.append((offset, offset))
 
     def die(self, first: int, last: int, reason: str) -> None:
-        """Send first..last to the dead letters, as soon as that is durable."""
+        """Have the next write state that first..last go to the dead letters."""
         self._dead.append(Dead(first, last, reason))
 
     def going_to_die(self) -> Iterator[Dead]:
@@ -134,7 +134,8 @@ class PendingWrite:
         return bool(self._dead or self._record) or self.aside_due or self.recording_count > 0
 
     def note(self, retry: Retry) -> None:
-        """Remember attempts and backoff; nothing waits for that."""
+        """Have the next write remember attempts and backoff of a message; nothing waits for
+        that."""
         self._retries[retry.offset] = retry.after(self._retries.get(retry.offset))
 
     def record(self, retry: Retry, key: int) -> None:
@@ -150,7 +151,7 @@ class PendingWrite:
             self._taken[1].pop(offset, None)
 
     def set_aside(self, key: int, offset: int) -> None:
-        """Send an offset to the key's side line."""
+        """Have a later write move an offset to the key's side line."""
         self._aside.setdefault(key, []).append(offset)
         self.aside_count += 1
 
@@ -181,7 +182,8 @@ class PendingWrite:
         self._unparked[key] = None
 
     def take(self, wall_unix_ms: int) -> CursorWrite | None:
-        """Return all changes so far as one write; None if there are none, or one is under way."""
+        """Return all changes so far as one write, those to be set aside only if `aside_due`. None:
+        there are none, or a write is under way."""
         if self._taken is not None or not self.dirty:
             return None
         aside = {}

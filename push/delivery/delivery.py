@@ -52,7 +52,7 @@ class Duties:
     def __init__(self) -> None:
         self.must_write = False
         self.is_urgent = False
-        """Whether something depends on the write."""
+        """Whether a redelivery, room to set aside, or a dead letter waits for the write."""
         self.has_dead_letters = False
         self.deadline: float | None = None
         """The time at which `expire` has something to do; None: time alone makes nothing due."""
@@ -81,7 +81,8 @@ class Delivery:
         self.draining = False
         self.drain_deadline = float("inf")
         self.lapsed_at = float("-inf")
-        """The time at which the latest message was given of those whose leases ended last."""
+        """The time at which the latest message was given of those whose leases ended last; -inf:
+        none has ended."""
         self.leases = Leases()
         self.waiting = Waiting(
             place,
@@ -130,8 +131,8 @@ class Delivery:
         return self.pushes.get(number)
 
     def number_of(self, epoch: int, push: int) -> int | None:
-        """Return the number in the ledger of a push as a client names it. None: its epoch is over,
-        or had another owner."""
+        """Return the number in the ledger of a push that a client names by epoch and push. None:
+        that epoch is over, or had another owner."""
         if epoch == self.epoch:
             return push
         return push - ADOPTED if epoch == self.before.epoch and push < ADOPTED else None
@@ -145,7 +146,7 @@ class Delivery:
 
     @property
     def lease_s(self) -> float:
-        """Duration of a lease."""
+        """Duration of a lease, in seconds."""
         return self.settings.lease_s
 
     def certify(self, end: int) -> None:
@@ -159,7 +160,8 @@ class Delivery:
 
     @property
     def must_look_again(self) -> bool:
-        """Whether the next messages in the log are kept for other keys, for a moment (P8)."""
+        """Whether the log waits for a moment, because the key of its next message has its share in
+        flight and may yet keep pace (P8)."""
         return self.scan.again_at is not None
 
     def is_idle(self, now: float) -> bool:
@@ -267,7 +269,8 @@ class Delivery:
     ) -> Push | None:
         """Send a message that the caller took from `giveable`. `record` holds it.
 
-        Returns None when it is not to be sent: acked late, expired, or the partition moves.
+        Returns None when the message is not to be sent now: it was acked late, has expired, or has
+        to wait again for others of its key, or the partition moves.
         """
         waiting = self.waiting
         line = self._sendable(key, offset, now, wall_unix_ms)
@@ -453,8 +456,8 @@ class Delivery:
         return self._return(push, offset, now, now)
 
     def start(self, number: int, first: int, last: int, *, now: float) -> None:
-        """Note that the handlers of first..last have begun. Their next return counts as an attempt
-        (R19)."""
+        """Note that the handlers of first..last have begun. If these messages return because their
+        leases end, or their holder is gone, that counts as an attempt (R19)."""
         push = self.leases.pushes.get(number)
         if push is not None:
             self.leases.heard(push, now)
@@ -520,8 +523,8 @@ class Delivery:
         self, push: Push, mask: int, arrived: Callable[[Push], float | None], now: float
     ) -> bool:
         """Whether a lease that is due goes on, because its messages arrived later than they were
-        given, or have not arrived. That of an adopted push (R22) does not go
-        on: its holder has had it for long."""
+        given, or have not arrived. The lease of an adopted push (R22) does not go on: its holder
+        has had it for long."""
         if push.number < 0:
             return False
         lease_s, since = self.settings.lease_s, arrived(push)
@@ -590,7 +593,7 @@ class Delivery:
 
     @property
     def dirty(self) -> bool:
-        """Whether there is something to write."""
+        """Whether there is something to write to the cursor."""
         return self.waiting.pending.dirty
 
     @property
@@ -620,12 +623,12 @@ class Delivery:
     # --- Dead letters and parked keys ----------------------------------------------------------
 
     def line(self, key: int) -> Line | None:
-        """Return the line of a key; None: nothing of the key waits."""
+        """Return the line of a key (see `push.delivery.key_lines`); None: the key has none."""
         return self.lines.get(key)
 
     def line_counts(self) -> tuple[int, int, int]:
-        """Return the number of keys that wait, that of parked keys, and that of offsets in side
-        lines."""
+        """Return the number of keys that have a line, that of parked keys, and that of offsets in
+        side lines."""
         return self.waiting.lines.counts()
 
     @property
@@ -658,7 +661,7 @@ class Delivery:
         return self.waiting.decide(verb, seen, now)
 
     def attempts_of(self, offset: int) -> int:
-        """Return how often a message below the frontier was tried."""
+        """Return how many attempts of a message that is not settled count so far."""
         return self.waiting.attempts.get(offset, 0)
 
     def take_notices(self) -> Notices | None:
@@ -667,8 +670,9 @@ class Delivery:
         return self.waiting.take_notices()
 
     def take_dead_letters(self, count_max: int) -> list[DeadLetter]:
-        """Return messages to move to the dead letters, by offset. Each stays unsettled until
-        `dead_lettered`. The decision is durable, and they are given to no consumer again (P5)."""
+        """Return up to `count_max` messages to move to the dead letters, by offset, each once. Each
+        stays unsettled until `dead_lettered`. The decision is durable, and they are given to no
+        consumer again (P5)."""
         return self.waiting.take_dead_letters(count_max)
 
     def dead_lettered(self, first: int, last: int) -> None:

@@ -23,7 +23,7 @@ KeyReason = Literal["parked", "dead_letter", "backoff", "commit", "behind"]
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A delivery. Times are seconds of the loop's clock."""
+    """A delivery that is in flight. Times are seconds of the loop's clock."""
 
     offset: int
     push: int
@@ -38,17 +38,18 @@ class Waits:
 
     messages: int
     first: int | None
-    """The first offset that waits; None: the side line has it, after `loaded`."""
+    """The first offset that waits; None: the side line has it, after `loaded`, or nothing waits."""
     loaded: int
     """Offsets up to here have left the side line, though the storage may still name them."""
     aside: int
     """Number of messages that are in the side line, durably."""
     reason: KeyReason | None
-    """The reason; None: the message may be given as soon as a consumer takes it."""
+    """The reason why the first message is not given; None: it may be given as soon as a consumer
+    takes it, or nothing waits."""
     until: float | None = None
-    """The end of a backoff, in seconds of the loop's clock."""
+    """The end of a backoff, in seconds of the loop's clock; None: no backoff is the reason."""
     behind: int | None = None
-    """The offset that has to be settled first."""
+    """The offset that has to be settled first; None: `reason` is another one."""
 
 
 def in_flight_of(delivery: Delivery, key: int) -> list[InFlight]:
@@ -70,14 +71,15 @@ def left_of(delivery: Delivery, key: int) -> list[int]:
 
 
 def lease(delivery: Delivery, push: Push, offset: int) -> InFlight:
-    """Describe an open offset of a push."""
+    """Describe the delivery of an offset that is in flight in this push."""
     attempt = delivery.attempts_of(offset) + 1
     return InFlight(offset, push.number, attempt, push.given_at, push.until(offset))
 
 
 def inherited_until(delivery: Delivery, offset: int, now: float, wall_unix_ms: int) -> float | None:
-    """Return the end of the backoff that an earlier owner noted for an offset; None: there is none
-    any more. The backoff begins to count here when there is a consumer to give to. The end is known
+    """Return when a backoff of this offset ends that its line does not know: an earlier owner noted
+    it, or the key was parked during it. None: it has none, or the end has passed. An earlier
+    owner's backoff begins to count here when there is a consumer to give to. Its end is known
     before."""
     waiting = delivery.waiting
     until = waiting.not_before.get(offset, 0.0)
@@ -213,7 +215,8 @@ Reason = Literal["draining", "commit", "backoff", "parked", "gate"]
 
 
 def is_open(delivery: Delivery, now: float) -> bool:
-    """Whether the rules would give something out now, if the consumer had room for it."""
+    """Whether the rules would give something out now, or read a side line to do so, if the consumer
+    had room for it."""
     if delivery.draining:
         return False
     return delivery.wants_log or delivery.is_line_ready(now)

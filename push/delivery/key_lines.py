@@ -1,10 +1,11 @@
 """Lines: the messages of one key that may not be given out yet, in order (R17, R18).
 
-A key has a line from the moment one of its messages returns (or is skipped after one that did)
-until none waits any more. While it has one, every later message of the key joins it instead of
-being given; other keys are not held up (P8). A line is in memory up to a bound, and beyond that in
-the durable side line. A parked line is all side line. A message without a key that returns has a
-line of its own.
+A key has a line from the moment one of its messages returns or dies, or that it proves slow, until
+none of it waits, dies or is in flight through the line. While it has one, every later message of
+the key joins it instead of being given; other keys are not held up (P8). With pulls, each key that
+is in flight has a line (R24). A line is in memory up to a bound, and beyond that in the durable
+side line. A parked line is all side line. A message without a key that returns has a line of its
+own.
 """
 
 import sys
@@ -99,18 +100,19 @@ class Line:
         self.decision: Decision | None = None
         """An operator's decision about the parked key, until it is durable."""
         self.once = -1
-        """The offset that an operator lets be tried once more. If it fails, it is exhausted
-        again."""
+        """The offset that an operator lets be tried once more; -1: none. If it fails, it is
+        exhausted again."""
         self.forgiven = False
         """Whether the key was released: attempts from before its parking do not count any more."""
         self.loading: int | None = None
-        """The number of offsets in the side line when it was requested, while it is being read."""
+        """The number of offsets in the side line when it was requested, while it is being read;
+        None: it is not."""
         self.loaded = -1
-        """The last offset that came from the side line. Settled ones may still be listed there,
-        until their settling is durable."""
+        """The last offset that came from the side line; -1: none. Settled ones may still be listed
+        there, until their settling is durable."""
         self.inherited = False
-        """Whether it had a side line when this owner began. It stays shut until the log was
-        rescanned."""
+        """Whether the previous owner left a side line of this key, and the log has not been
+        rescanned since. The line stays shut until then."""
         self.opens_after = 0
         """Number of offsets that have to be set aside durably before it opens, because they may
         come before those in the side line."""
@@ -130,7 +132,8 @@ class Line:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of it waits or is in flight, so that the key is open again."""
+        """Whether nothing of the key waits, dies or is in flight here, and it is not parked, so
+        that the key is open again."""
         return not (
             self.waiting
             or self.in_flight
@@ -163,7 +166,8 @@ class Line:
 
     @property
     def due(self) -> float:
-        """The time from which its head may go out."""
+        """The time from which the first offset in `waiting` may go out; 0: at once, or `waiting` is
+        empty."""
         return self.dues.get(self.waiting[0], 0.0) if self.waiting else 0.0
 
     def put_back(self, offset: int) -> None:
@@ -185,7 +189,8 @@ class Line:
         return back
 
     def room(self, most: int | None = None) -> int:
-        """Return how many more of it may go out now, time aside, if `most` may be in flight."""
+        """Return how many more of the line may go out now, time aside. `most`: how many may be in
+        flight, if fewer than the window; None: the window alone decides."""
         if self.parked or self.inherited or self.opens_after or self.dying:
             return 0
         if self.exclusive and self.in_flight:
@@ -209,8 +214,8 @@ class Line:
             self.head = offset
 
     def widen(self, *, is_slow: bool = False) -> None:
-        """Let more go out at once, because one of its messages was settled. `is_slow`: that one was
-        slow, and KEY_AHEAD_MAX is the most."""
+        """Let more go out at once, because one of the messages was settled, or had expired.
+        `is_slow`: that one was slow, and KEY_AHEAD_MAX is the most."""
         self.window = min(self.window * 2, limits.LINE_WINDOW_MAX)
         if is_slow and not self.exclusive:
             self.window = min(self.window, limits.KEY_AHEAD_MAX)
@@ -280,7 +285,8 @@ class Lines:
         return gated
 
     def settle_down(self, line: Line, now: float) -> None:
-        """Drop a line, make it ready, or schedule it. Called after any change of a line."""
+        """Sort a line in after any change of it: drop it, make it ready, schedule it, or want its
+        side line read or written."""
         key = line.key
         self._ready.pop(key, None)
         self._hungry.pop(key, None)
@@ -301,8 +307,8 @@ class Lines:
             self.starving[key] = None
 
     def _schedule(self, line: Line) -> None:
-        """Look at a line when its head is due. It has one entry, however many join it meanwhile
-        (P9)."""
+        """Schedule a look at a line when its head is due. The line has one valid entry, however
+        many messages join it meanwhile (P9)."""
         if line.scheduled == line.due:
             return
         line.scheduled = line.due
@@ -313,7 +319,8 @@ class Lines:
             heapify(self._due)
 
     def _pop_due(self) -> Line | None:
-        """Take the earliest entry. Returns the line, if that is still its entry."""
+        """Remove the earliest entry of the schedule, and return its line. None: the entry is
+        outdated, because the line is gone or has another entry by now."""
         at, key = heappop(self._due)
         line = self.by_key.get(key)
         if line is None or line.scheduled != at:
@@ -332,14 +339,14 @@ class Lines:
         return None
 
     def ripen(self, now: float) -> None:
-        """Make ready what became due."""
+        """Make ready the lines whose heads became due."""
         while self._due and self._due[0][0] <= now:
             line = self._pop_due()
             if line is not None and line.waiting and line.room() and line.due <= now:
                 self._ready[line.key] = None
 
     def stirs(self, now: float) -> bool:
-        """Whether a line may give, or wants its side line read."""
+        """Whether a line may give now, or wants its side line read."""
         return bool(self._ready or self._hungry) or (bool(self._due) and self._due[0][0] <= now)
 
     def ready(self, count_max: int) -> list[Line]:
@@ -354,6 +361,6 @@ class Lines:
         return lines
 
     def counts(self) -> tuple[int, int, int]:
-        """Return (keys that wait, of these parked, offsets set aside)."""
+        """Return (keys that have a line, of these parked, offsets durably set aside)."""
         lines = self.by_key.values()
         return len(lines), sum(x.parked for x in lines), sum(x.aside for x in lines)

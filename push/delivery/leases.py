@@ -131,22 +131,22 @@ class Push:
         return f"<Push {self.number} {self.first}..{self.last} open={self.open:b}>"
 
     def within(self, first: int, last: int) -> int:
-        """Return the mask of the offsets in first..last that this push has."""
+        """Return the mask of the push's messages in first..last."""
         return self.given & mask_of(first, min(last, self.last), self.first)
 
     def until(self, offset: int) -> float:
-        """Return when the lease of this open offset ends."""
+        """Return when the lease of this offset, which is in flight, ends."""
         bit = 1 << (offset - self.first)
         return next((at for at, mask in self.parts if mask & bit), self.due_at)
 
     def offsets(self) -> Iterable[int]:
-        """Return the offsets that it has, in order."""
+        """Return the offsets of the push's messages, in order."""
         return (
             offsets_of(self.given, self.first) if self.skips else range(self.first, self.last + 1)
         )
 
     def runs(self) -> list[Range]:
-        """Return the runs of offsets that it has, in order."""
+        """Return the runs of offsets of the push's messages, in order."""
         runs, first = [], self.first
         for skip in self.skips:
             if first < skip:
@@ -156,7 +156,8 @@ class Push:
         return runs
 
     def of_key(self, key_hash: int, after: int) -> Iterator[int]:
-        """Yield the open offsets above `after` whose key has this hash, in order."""
+        """Yield those offsets of the push above `after`, in order, that are in flight (`open`) and
+        whose key has this hash."""
         if self.open.bit_count() <= _FEW:  # deliveries that hang leave many such pushes
             for offset in offsets_of(self.open, self.first):
                 if offset > after and self.hashes[offset - self.first] == key_hash:
@@ -170,7 +171,7 @@ class Push:
             place += 1
 
     def open_keys(self) -> set[int]:
-        """Return the hashes of the keys of what is open."""
+        """Return the hashes of the keys of the push's messages that are in flight; 0 for no key."""
         if self.open.bit_count() == len(self.hashes):
             return {*self.hashes}
         return {self.hashes[offset - self.first] for offset in offsets_of(self.open, self.first)}
@@ -205,8 +206,8 @@ class Leases:
         """The number of the last push given; numbers start at 1 under every epoch (R16)."""
         self.open_count = 0
         self.front = self.settled_at = float("-inf")
-        """The latest time at which a settled message was given, and the time at which any was
-        settled last."""
+        """The latest time at which a message was given that was acked or nacked, and the time at
+        which any was acked or nacked last."""
         self._quickest_s = float("inf")
         self._deadlines: list[tuple[float, int]] = []
         self._finished: dict[int, tuple[int, int]] = {}
@@ -261,8 +262,8 @@ class Leases:
         lease_s: float,
     ) -> None:
         """Adopt a push of the epoch before under `number`, which is negative. Its offsets `keys`
-        (offset → key hash) are in flight until now + lease_s; those of `settled` were settled.
-        Numbers come ascending, and before anything is given."""
+        (offset → key hash) are in flight until now + lease_s; those of `settled` were settled. The
+        caller adopts pushes in ascending order of their numbers, and before anything is given."""
         offsets = {*keys, *settled}
         first, last = min(offsets), max(offsets)
         hashes = array("Q", [keys.get(offset, 0) for offset in range(first, last + 1)])
@@ -289,20 +290,20 @@ class Leases:
         self._schedule(push, push.due_at)
 
     def settled(self, push: Push, now: float) -> None:
-        """Note that something of this push is settled now: its consumer is at work."""
+        """Note that something of this push was acked or nacked now: its consumer is at work."""
         self.settled_at = now
         self.front = max(self.front, push.given_at)
         self.heard(push, now)
 
     def heard(self, push: Push, now: float) -> None:
-        """Note that the consumer has said something about this push, for the first time or
+        """Note that the consumer has said something about this push, whether for the first time or
         again."""
         self._quickest_s = min(now - push.given_at, self._quickest_s * 1.05 + 0.001)
 
     @property
     def patience_s(self) -> float:
-        """How long a key that keeps pace may need for a message: three times the consumer's
-        quickest answer, between KEY_PATIENCE_S and KEY_PATIENCE_S_MAX."""
+        """Most seconds that a key that keeps pace may need for a message: three times the
+        consumer's quickest answer, between KEY_PATIENCE_S and KEY_PATIENCE_S_MAX."""
         wanted = max(limits.KEY_PATIENCE_S, 3 * self._quickest_s)
         return min(wanted, limits.KEY_PATIENCE_S_MAX)
 
@@ -370,7 +371,7 @@ class Leases:
     # --- What is in flight of a key ------------------------------------------------------------
 
     def of_key(self, key_hash: int, after: int) -> list[tuple[Push, int]]:
-        """Return every open offset above `after` of this key, with its push.
+        """Return every offset above `after` of this key that is in flight, with its push.
 
         The first few calls search all that is in flight; further ones make an index by key. So a
         rare return costs other consumers next to nothing (P8). A consumer that returns everything
@@ -415,7 +416,8 @@ class Leases:
     # --- Deadlines -----------------------------------------------------------------------------
 
     def _schedule(self, push: Push, at: float) -> None:
-        """Look at this push at `at`. An entry counts only while its time is the push's `due_at`."""
+        """Schedule a look at the push's leases at `at`. An entry counts only while its time is the
+        push's `due_at`."""
         push.due_at = at
         heappush(self._deadlines, (at, push.number))
         if len(self._deadlines) > 2 * len(self.pushes) + 64:
@@ -468,8 +470,8 @@ class Leases:
         self._schedule(push, min(at for at, _ in push.parts))
 
     def next_deadline(self) -> float | None:
-        """Return when to look at `due`. A push that was extended or settled in part may have
-        nothing due then."""
+        """Return when to call `due`; None: nothing is in flight. A push that was extended or
+        settled in part may have nothing due then."""
         while self._deadlines and not self._stands(*self._deadlines[0]):
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None

@@ -101,15 +101,15 @@ def _has_returned(delivery: Delivery, number: int, offset: int) -> bool:
 
 
 def can_adopt(delivery: Delivery, epoch: int) -> bool:
-    """Whether deliveries of `epoch` may be adopted. It has to be the epoch before, of the same
-    owner, and nothing may have been given or adopted since."""
+    """Whether deliveries of `epoch` may be adopted. That has to be the epoch before this one, of
+    the same owner, and nothing may have been given or adopted under this one."""
     leases = delivery.leases
     return epoch == delivery.before.epoch and not leases.number and not leases.known
 
 
 def keys_wanted(delivery: Delivery, pushes: Pushes) -> list[Range]:
-    """Return the offsets whose keys `adopt` has to know: all that may come before the claimed
-    ones."""
+    """Return the offsets, as ranges, whose keys `adopt` has to know: those up to the last claimed
+    one that are not passed. They are UNSETTLED_MAX at most."""
     last = max((last for ranges in pushes.values() for _, last in ranges), default=-1)
     return delivery.scan.gaps(last, UNSETTLED_MAX)
 

@@ -57,7 +57,9 @@ class Share:
     rest: int
     """Number of further messages, of which each key has its share."""
     much: int
-    """A key with this number in flight is slow when it is old; with fewer, when others pass it."""
+    """Number of a key's messages in flight from which the key is slow as soon as the oldest of them
+    has been in flight for `Leases.patience_s`. With fewer it is slow only if a message that was
+    given that much later has been settled, or none was settled for as long."""
 
     @property
     def limit(self) -> int:
@@ -107,8 +109,8 @@ class KeyShares:
         self._counts = None
 
     def rests_until(self, now: float) -> float | None:
-        """Return when to count again, if nothing can be slow yet and counting costs something. A
-        consumer that keeps pace uses the ample part, and now and then the rest. None: now."""
+        """Return when to count again, if nothing can be slow yet and counting costs something;
+        None: now. A consumer that keeps pace uses the ample part, and now and then the rest."""
         leases = self._leases
         if leases.open_count < _FEW or now == self._counts_at:
             return None
@@ -213,13 +215,14 @@ class Scan:
         self._shares = KeyShares(leases, waiting.lines)
         self.again_at: float | None = None
         """The time at which to give again, because a key has its share and may yet keep pace; None:
-        none waits for that."""
+        the log does not wait for that."""
         dead = [(one.first, one.last) for one in owned.cursor.dead]
         self._passed = RangeSet([*owned.cursor.passed, *dead])
         self._halted = False
         """Whether the frontier waits until it is durable that messages before it are dead."""
         self._in_row = 0
-        """Number of expired messages met one after another."""
+        """Number of expired messages that the frontier met one after another, without one that had
+        not expired."""
         self._adopted: list[int] = []
         """Offsets that were adopted (R22), while the frontier may be below one."""
         self._rescan_end = max((last + 1 for _, last in self._passed), default=0)
@@ -429,8 +432,8 @@ class Scan:
         return True
 
     def _expired_until(self, record: Record, first: int, last: int, wall_unix_ms: int) -> int:
-        """Return the end of the run of expired messages from `first` on whose keys are shut by
-        nothing but others that die. Below `first`: there is none."""
+        """Return the last offset of the run of expired messages from `first` on whose keys are shut
+        by nothing but others that die. Below `first`: there is none."""
         if not 0 < record.expires_min_unix_ms() <= wall_unix_ms:
             return first - 1
         low, high = first - record.first, last - record.first + 1
@@ -566,7 +569,8 @@ class Scan:
     def _push(
         self, first: int, last: int, hashes: "array[int]", now: float, skips: tuple[int, ...] = ()
     ) -> Push:
-        """Make the push. `hashes` are those of the messages from `first` on."""
+        """Make the push of first..last but for `skips`. `hashes` are those of the messages from
+        `first` on."""
         return self._leases.give(
             first,
             last,

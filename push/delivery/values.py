@@ -31,8 +31,8 @@ class DeliverySettings:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The epoch before an owner's own: what it needs to adopt deliveries of it, if that epoch was
-    its own, too (R22)."""
+    """Facts about the epoch before an owner's own. The owner needs them to adopt deliveries of that
+    epoch, if it owned that one, too (R22)."""
 
     epoch: int | None
     """The number of that epoch; None: its owner was another one."""
@@ -47,7 +47,7 @@ class Judged:
     """Result of an ack, nack or extend, as ranges of offsets (R21)."""
 
     settled: list[Range] = field(default_factory=list)
-    """Ranges that were settled; of a nack or extend: those that it took effect on."""
+    """Ranges that an ack settled, or on which a nack or extend took effect."""
     stale: list[Range] = field(default_factory=list)
     not_delivered: list[Range] = field(default_factory=list)
     again: list[Range] = field(default_factory=list, compare=False)
@@ -82,10 +82,10 @@ def append_offset(ranges: list[Range], offset: int) -> None:
 
 @dataclass(slots=True)
 class Tally:
-    """Monotonic counters of messages. No decision depends on them."""
+    """Counters of a group's deliveries, which only grow. No decision depends on them."""
 
     given: int = 0
-    """Messages handed to a consumer; one counts each time."""
+    """Number of deliveries: a message counts each time that it is handed to a consumer."""
     redelivered: int = 0
     """Part of `given` that the owner knew to have been given before: after a nack or an ended
     lease, or because an earlier owner had noted an attempt."""
@@ -100,15 +100,16 @@ class Tally:
     dead_lettered: int = 0
     """Messages durably in the dead letters, whatever the reason."""
     parked: int = 0
-    """Keys, each time one was parked."""
+    """Number of parkings: a key counts each time that it is parked."""
     dispatch_s: Histogram = field(default_factory=Histogram)
-    """Time from certified to handed to a consumer, of messages handed out for the first time."""
+    """Time from certified to handed to a consumer, of deliveries for which no attempt had counted
+    before."""
     settle_s: Histogram = field(default_factory=Histogram)
     """Time from handed to a consumer to settled by its ack."""
 
     def gave(self, count: int, waited_s: float, *, is_first: bool) -> None:
         """Count messages that were handed out, and the time since they were certified. `is_first`:
-        they had not been tried before."""
+        no attempt of theirs had counted before."""
         self.given += count
         if is_first:
             self.dispatch_s.add(waited_s, count)
@@ -131,4 +132,4 @@ COUNTED: Final = (
     "dead_lettered",
     "parked",
 )
-"""Names of the plain counters."""
+"""Names of the counters of a `Tally` that are plain numbers."""

@@ -92,7 +92,8 @@ class Waiting:
         self.rejected: set[int] = set()
         """Unsettled offsets that no further attempt can help, according to their consumer."""
         self.returned: dict[int, tuple[int, int]] = {}
-        """Offset → (push it was given in last, key), until it is given again or settled."""
+        """Offset → (push it was given in last, key), until it is given again or settled. Push 0:
+        its key was parked since, so that no ack of it counts."""
         self.dying: dict[int, int] = {}
         """Offset → key of messages that go to the dead letters, which is not durable yet."""
         self.dying_runs = RangeSet()
@@ -107,7 +108,7 @@ class Waiting:
         self.giveable: list[tuple[int, int]] = []
         """(key, offset) that may be sent as soon as there is credit and the record is read."""
         self.pull = 0
-        """The pull that is being served (R24)."""
+        """Number of the pull that is being served (R24)."""
         self.untaken = DeadRanges(owned.cursor.dead)
         """Dead messages that `take_dead_letters` has not returned yet."""
         self.vanished = 0
@@ -218,8 +219,9 @@ class Waiting:
 
     # enforces: P3, R17
     def await_retry(self, line: Line, offset: int, due: float, now: float) -> None:
-        """Give a message that came back again from `due` on, or end it if it is exhausted. Later
-        messages of its key that were about to go out do not overtake it (R17)."""
+        """Let a message that came back wait for its next attempt until `due`. If it is exhausted,
+        its key is parked, or it goes to the dead letters. Later messages of its key that were about
+        to go out do not overtake it (R17)."""
         self.call_back(line, offset)
         self._judge(line, offset, due, now)
         if line.parked:
@@ -237,8 +239,8 @@ class Waiting:
             self.giveable[:] = [x for x in self.giveable if x[0] != line.key or x[1] <= after]
 
     def _judge(self, line: Line, offset: int, due: float, now: float) -> None:
-        """Decide when a message goes that was tried and waits in its line, or that it never
-        will."""
+        """Decide when a message that was tried, and waits in its line, is tried again, or that it
+        never is."""
         line.window = 1
         if due > now:
             line.dues[offset] = due
@@ -306,8 +308,8 @@ class Waiting:
 
     # enforces: P5
     def _died(self, write: CursorWrite, refused: tuple[int, ...], now: float) -> None:
-        """Note that the messages are durably dead which a write says are, except `refused`: those
-        were settled before."""
+        """Note that the messages are durably dead which this write says are, except `refused`:
+        those were settled before."""
         for one in write.dead:
             self.dying_runs.remove(one.first, one.last)
             for part in RangeSet((o, o) for o in refused).gaps(one.first, one.last):
@@ -342,8 +344,8 @@ class Waiting:
         return next((one.first for one in self.dead), None)
 
     def take_dead_letters(self, count_max: int) -> list[DeadLetter]:
-        """Return the first messages to move, by offset; each stays unsettled until
-        `dead_lettered`."""
+        """Return the first `count_max` messages to move to the dead letters, by offset, each once.
+        Each stays unsettled until `dead_lettered`."""
         return [
             DeadLetter(offset, one.reason, self.attempts.get(offset, 0))
             for one in self.untaken.take(count_max)

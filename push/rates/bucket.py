@@ -62,9 +62,9 @@ class Bucket:
         return f"<Bucket {self.rate}, empty at {self.next_deadline():.9f} s>"
 
     def take(self, cost: int, *, now: float) -> float:
-        """Pour `cost` units in, and return 0. If it would hold too much, nothing changes, and the
-        result is the number of seconds after which the same is admitted, if nothing else is charged
-        before.
+        """Pour `cost` units in, and return 0. If the bucket would hold too much, nothing changes,
+        and the result is the number of seconds after which the same is admitted, if nothing else is
+        charged before.
 
         Raises:
             ValueError: more than the burst never fits.
@@ -79,8 +79,8 @@ class Bucket:
         return _until(at_ns + wait_ns, now) if wait_ns else 0.0
 
     def wait_ns(self, cost: int, at_ns: int) -> int:
-        """Return how long `cost` units would have to wait; 0: they fit. Raises ValueError, as
-        `take`."""
+        """Return how many nanoseconds `cost` units would have to wait; 0: they fit. Raises
+        ValueError, as `take`."""
         room = self._full - cost * self._unit
         if room < 0:
             raise ValueError(f"{cost} at once never fit into {self.rate}")
@@ -96,11 +96,11 @@ class Bucket:
         self._empty_at = at_ns * self._units + level
 
     def next_deadline(self) -> float:
-        """Return when it is empty. From then on it is the same as a new one."""
+        """Return when the bucket is empty. From then on it is the same as a new one."""
         return seconds(-(-self._empty_at // self._units))
 
     def check(self, *, now: float) -> None:
-        """Assert that it never holds more than its burst."""
+        """Assert that the bucket never holds more than its burst."""
         level = self._empty_at - nanoseconds(now) * self._units
         assert level <= self._full, "no window admits more than burst + rate * t"
 
@@ -117,8 +117,8 @@ def take_all(charges: Sequence[tuple[Bucket, int]], *, now: float) -> float:
 
 
 def pour_all(charges: Sequence[tuple[Bucket, int]], at_ns: int) -> bool:
-    """Pour all of these in, if all of them fit, and return whether they do. The same as
-    `Bucket.wait_ns`, in few steps, because every publish comes here."""
+    """Pour all of these in, if all of them fit, and return whether they do; more than a burst does
+    not. Judges like `Bucket.wait_ns`, in few steps, because every publish comes here."""
     for bucket, cost in charges:
         room = bucket._full - cost * bucket._unit
         if room < 0 or bucket._empty_at - at_ns * bucket._units > room:
@@ -135,7 +135,8 @@ def nanoseconds(now: float) -> int:
 
 
 def seconds(at_ns: int) -> float:
-    """Return the first moment, as a float, that is not before this one."""
+    """Return the first moment, as a float of seconds, that is not before this one in
+    nanoseconds."""
     at = at_ns / _NS
     while nanoseconds(at) < at_ns:
         at = math.nextafter(at, math.inf)
@@ -143,7 +144,7 @@ def seconds(at_ns: int) -> float:
 
 
 def _until(at_ns: int, now: float) -> float:
-    """Return how long to wait, so that `now` and it together are not before that moment. Near a
+    """Return how many seconds to wait, so that `now` plus the result is not before `at_ns`. Near a
     year of uptime floats are 4 ns apart, and a client that came 1 ns too soon would be refused
     again."""
     wait_s = max(0.0, at_ns / _NS - now)

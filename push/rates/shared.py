@@ -79,7 +79,8 @@ class RateRequest(NamedTuple):
     need: int
     """Units that a refused charge needs at once; 0: none was refused."""
     leaving: bool
-    """The gateway holds nothing, and would take up its standing share again."""
+    """Whether the gateway gives back all that it holds, and would take up its standing share
+    again."""
 
 
 class RateGrant(NamedTuple):
@@ -89,11 +90,11 @@ class RateGrant(NamedTuple):
     granted: int
     counted: int
     ahead: int
-    """Units that go to others first."""
+    """Units that the store hands to other gateways first."""
     unmet: int
-    """Units that are still to come."""
+    """Units of the request that are still to come, because the store had too few."""
     released: bool
-    """The life is over, and the standing share holds again."""
+    """Whether the life is over, and the standing share holds again."""
 
 
 class RateReply(NamedTuple):
@@ -170,18 +171,20 @@ class SharedBucket(Bucket):
     # --- Taking --------------------------------------------------------------------------------
 
     def take(self, cost: int, *, now: float) -> float:
-        """Charge `cost` and return 0, or return after how many seconds to come again."""
+        """Charge `cost` units and return 0, or return after how many seconds to come again. Raises
+        ValueError: more than the burst never fits."""
         if self._shares.pour(((self, cost),), nanoseconds(now)):
             return 0.0
         return self.after_s(cost, now=now)
 
     def is_low(self, at_ns: int) -> bool:
-        """Whether more should be requested."""
+        """Whether so little is left that more should be requested."""
         return self._empty_at - at_ns * self._units > self._low
 
     def wait_ns(self, cost: int, at_ns: int) -> int:
-        """Return how long until `cost` fits, as far as is known. From now on that much is
-        collected."""
+        """Return for how many nanoseconds `cost` units have to wait, as far as is known; 0: they
+        fit. If they do not, as many are requested from the store, unless the gateway is cut off.
+        Raises ValueError: more than the burst never fits."""
         if cost > self.rate.burst:
             raise ValueError(f"{cost} at once never fit into {self.rate}")
         room = self._full - cost * self._unit
@@ -197,8 +200,8 @@ class SharedBucket(Bucket):
         return wait_ns
 
     def _leak_ns(self, cost: int, at_ns: int) -> int:
-        """Return how long until as much has leaked in the store as goes to others and this
-        needs."""
+        """Return how many nanoseconds the bucket in the store needs to leak the units that go to
+        others first and those that `cost` lacks here; 0: nothing is known to be missing there."""
         grant = self._grant
         if grant is None or not self.life or not grant.unmet:
             return 0
@@ -238,8 +241,8 @@ class SharedBucket(Bucket):
         return max(0, -(-(self._empty_at - at_ns * self._units) // self._unit))
 
     def on_lapse(self, at_ns: int) -> None:
-        """Stop using a slice, as the store is silent; the standing share begins with nothing
-        left."""
+        """Stop using a slice, because the store is silent. The standing share begins with nothing
+        left; one that was in use already goes on."""
         part = max(1, self.rate.burst // PARTS)
         if self.life or not self._part:
             self._begin_share(part, part, at_ns)
@@ -248,7 +251,8 @@ class SharedBucket(Bucket):
         self._need = 0
 
     def on_join(self, part: int, at_ns: int) -> None:
-        """Begin the standing share of a gateway that has joined."""
+        """Begin the standing share, of `part` units, of a gateway that has joined. What was used of
+        an earlier one stays used."""
         self._begin_share(part, self._share_used(at_ns), at_ns)
 
     # --- What was handed out -------------------------------------------------------------------
@@ -347,7 +351,8 @@ class SharedRates:
         return len(self._held)
 
     def bucket(self, name: str, rate: Rate, *, now: float) -> SharedBucket:
-        """Return the bucket of this name, made before if it is still in use."""
+        """Return the bucket of this name, at this rate from now on. While it is in use, it is the
+        same one."""
         bucket = self._known.get(name)
         if bucket is None:
             part = 0 if name in self._without else self.part_of(rate)
@@ -357,7 +362,8 @@ class SharedRates:
         return bucket
 
     def part_of(self, rate: Rate) -> int:
-        """Return the burst of a standing share here."""
+        """Return the burst of this gateway's standing share of a bucket of this rate; 0: it has
+        none."""
         return max(1, rate.burst // PARTS) if self._is_seated or self.is_cut_off else 0
 
     def next_life(self) -> int:
@@ -383,8 +389,8 @@ class SharedRates:
             self._on_want()
 
     def look_at(self, at_ns: int) -> None:
-        """Check all that is held at this time: what a charge needs is there then, as far as
-        known."""
+        """Check all held buckets at `at_ns`, when the store is expected to have what a charge
+        needs."""
         self._look_ns = min(self._look_ns, at_ns)
 
     # --- Talking to the store ------------------------------------------------------------------
@@ -398,8 +404,8 @@ class SharedRates:
             bucket.on_join(0 if name in self._without else self.part_of(bucket.rate), at_ns)
 
     def requests(self, *, now: float) -> list[RateRequest]:
-        """Return the requests of a call that is made now. Empty: it says that the gateway
-        exists."""
+        """Return the requests of a call that is made now, ASKS_MAX at most. Empty: the call only
+        says that the gateway exists."""
         at_ns = nanoseconds(now)
         if at_ns >= self._look_ns:
             self._look_ns = at_ns + int(BEAT_S * 1e9)

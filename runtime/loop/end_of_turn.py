@@ -20,27 +20,29 @@ Work = Callable[[], None]
 
 
 class EndOfTurn:
-    """The work of one event loop. As a context manager: work that is added within runs at the end
-    of the block."""
+    """Callbacks that run together, once in a turn of the event loop. As a context manager:
+    callbacks that are added within the block run at its end; others run in the next turn."""
 
     __slots__ = ("_depth", "_has_turn", "_is_running", "_last", "_next_turn", "_work")
 
     def __init__(self) -> None:
         self._work: list[Work] = []
         self._next_turn: list[Work] = []
-        """Work that was added by work that ran."""
+        """Callbacks that were added by `call` while others ran; they run in the next turn."""
         self._last: list[Work] = []
         self._depth = 0
         self._is_running = False
         self._has_turn = False
 
     def call(self, work: Work) -> None:
-        """Run `work`, in the order of the calls."""
+        """Have `work` called at the end of the block, in the order of the calls. Outside of a
+        block, or from work that runs, it is called in the next turn."""
         (self._next_turn if self._is_running else self._work).append(work)
         self._ask()
 
     def call_last(self, work: Work) -> None:
-        """Run `work` after everything that was given to `call`."""
+        """Have `work` called like by `call`, but after everything that was given to `call` and runs
+        at the same time."""
         self._last.append(work)
         self._ask()
 
@@ -79,7 +81,7 @@ class EndOfTurn:
 
 
 def _run_one(work: Work) -> None:
-    """Run it; its error is reported like that of any callback, and stops nothing else."""
+    """Call `work`. An error is reported like that of any callback, and stops no other work."""
     try:
         work()
     except (SystemExit, KeyboardInterrupt):
@@ -94,7 +96,8 @@ class Timed(Protocol):
     reference, so that nothing stays in memory for a lease's 30 s because of it alone."""
 
     scheduled: float
-    """Next time in the heap; infinity if it is not in it. Set by Deadlines."""
+    """Earliest time in the heap of `Deadlines`, which sets it; infinity if the object is not in the
+    heap."""
 
     def tick(self) -> None:
         """React to the deadline; `Deadlines.set` must be called again for the next one."""
@@ -109,8 +112,8 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, timed: Timed, at: float | None) -> None:
-        """Tick `timed` at `at` at the latest. An earlier tick that is set already stays; `timed`
-        then calls this again."""
+        """Have `timed.tick` called at `at` (loop time) at the latest; None: nothing changes. An
+        earlier tick that is set already stays, and `timed` calls `set` again from there."""
         if at is None or at >= timed.scheduled:
             return
         timed.scheduled = at
@@ -141,7 +144,7 @@ class Deadlines:
             self._arm()  # also after a bug, because the others' time has come
 
     def close(self) -> None:
-        """Stop ticking."""
+        """Forget all deadlines, so that nothing ticks any more."""
         if self._timer is not None:
             self._timer.cancel()
         self._heap.clear()

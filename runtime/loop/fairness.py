@@ -79,25 +79,27 @@ class _CallbackQueue(deque[Callable[[], None]]):
     __slots__ = ()
 
     def call_first(self, count: int) -> None:
-        """Call the first `count`, or all if fewer are waiting."""
+        """Remove and call the first `count` callbacks, or all if fewer are waiting."""
         for _ in range(min(count, len(self))):
             self.popleft()()
 
 
 FREE_TURN_S: Final = 20e-6
-"""Longest duration of a turn of the loop that counts as empty. A really empty one takes a tenth of
-it, the least work for a message more than twice."""
+"""Longest duration in seconds of a turn of the loop that counts as empty. A really empty turn takes
+a tenth of that, and a turn with the least work for a message more than twice as long."""
 ARRIVAL_PAUSE_S: Final = 0.002
-"""Handshakes, requests and subscriptions are less than a millisecond's work each. If others keep
-the loop busy, arrivals have a third of it at most, and begin 500 times a second."""
+"""Seconds after which the next arrival begins, even if the loop is never free. An arrival is less
+than a millisecond's work, so arrivals have a third of a busy loop at most, and 500 begin in a
+second."""
 ARRIVALS_AT_FULL_PAUSE: Final = 500
-"""If more wait, the pause between them is shorter, so that nobody waits for much more than a
-second, and a returning fleet does not give up: clients wait for 10 s."""
+"""Number of waiting arrivals above which the pause between two is shorter than ARRIVAL_PAUSE_S, so
+that no arrival waits for much more than a second. A returning fleet does not give up then: clients
+wait for 10 s."""
 
 
 class ArrivalGate:
-    """Lets arrivals begin when the loop has nothing else to do. `clock`: seconds; tests replace
-    it."""
+    """Lets arrivals (connections, handshakes, requests, subscriptions) begin one by one, when the
+    loop has nothing else to do or after a pause. `clock`: seconds; tests replace it."""
 
     __slots__ = ("_began_at", "_clock", "_is_watching", "_left_at", "_waiting")
 
@@ -106,11 +108,13 @@ class ArrivalGate:
         self._began_at = 0.0
         self._left_at = 0.0
         self._is_watching = False
-        """Whether an arrival has begun and the loop has not been free since."""
+        """Whether new arrivals have to wait, because one has begun, and since then no turn of the
+        loop was empty and the pause has not passed, or because others wait."""
         self._waiting = _CallbackQueue()
 
     def begin(self, work: Callable[[], None]) -> bool:
-        """Call `work` now (True), or when it is its turn, in the order of the calls (False)."""
+        """Call `work` now (returns True), or later, when it is its turn, in the order of the calls
+        (returns False)."""
         if self._is_watching:
             self._waiting.append(work)
             return False
@@ -136,7 +140,8 @@ class ArrivalGate:
         self._left_at = self._clock()
 
     def _next(self) -> None:
-        """Begin the next arrival, if the past turn of the loop had nothing in it."""
+        """Begin the next arrival, if the past turn of the loop was empty, or the pause since the
+        last arrival has passed."""
         now = self._clock()
         pause_s = ARRIVAL_PAUSE_S * min(1.0, ARRIVALS_AT_FULL_PAUSE / max(1, len(self._waiting)))
         if now - self._left_at > FREE_TURN_S and now - self._began_at < pause_s:
@@ -149,15 +154,16 @@ class ArrivalGate:
 
 LARGE_READ_BYTES: Final = 64 * 1024
 LARGE_READS_PER_PAUSE: Final = 1
-"""Large reads in each pause; measured: docs/benchmarks/tuning.md."""
+"""Number of sockets that are read again after a large read, in each pause of a millisecond.
+measured: docs/benchmarks/tuning.md"""
 _LARGE_READ_PAUSE_S: Final = 0.001
 _GIVE_WAY: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None)  # not on macOS
 
 
 class LargeReadGate:
-    """The reads of one gateway's sockets. `commit_early`: called after each read; may commit what
-    was read, and returns whether a commit of published messages is under way. `give_way`: gives
-    this thread's core to another one; tests replace it."""
+    """Turns of one gateway's sockets after large reads. `commit_early`: called after each read,
+    large or not; may commit what was read, and returns whether a commit of published messages is
+    under way. `give_way`: gives this thread's core to another thread; tests replace it."""
 
     __slots__ = ("_commit_early", "_give_way", "_is_running", "_waiting")
 
@@ -172,7 +178,8 @@ class LargeReadGate:
         self._is_running = False
 
     def after_read(self) -> None:
-        """Give way to the storage, after a read whose content was handled."""
+        """Give this thread's core to the storage's thread, if a commit is under way. To be called
+        after each read, when its content was handled."""
         if self._commit_early():
             self._give_way()
 
@@ -230,7 +237,8 @@ than one extend."""
 FREE_FRAMES_MAX: Final = 40_000
 """Free frames that a session can save up."""
 UNCHARGED_FRAMES: Final = 64
-"""Fewer frames than this are charged with later ones; most sessions never send this many."""
+"""Number of frames below which a session's frames are not charged yet, but with later ones. Most
+sessions never send this many."""
 
 
 class FrameRate:
@@ -239,13 +247,15 @@ class FrameRate:
     __slots__ = ("_bucket", "_delivered", "_free", "_owed", "_rate")
 
     def __init__(self, rate: Rate | None) -> None:
-        """Without a rate nothing is charged. Its burst must be more than is ever sent at once."""
+        """`rate`: None: nothing is charged. The rate's burst must be more than a client sends at
+        once."""
         self._rate = rate
         self._bucket: Bucket | None = None
         self._owed = 0
         self._free = 0
         self._delivered = 0
-        """Messages whose free frames were counted."""
+        """Number of messages given to the session whose free frames have been added to `_free`;
+        lower again when a subscription with its count ends."""
 
     def charge(self, count: int, delivered: Callable[[], int], *, now: float) -> float:
         """Charge `count` more frames. Returns for how many seconds the session is not to be read,
@@ -277,18 +287,20 @@ class FrameRate:
 
 
 LARGE_INCOMPLETE_BYTES: Final = 64 * 1024
-"""Size from which holders give up first; smaller ones give up only after them."""
+"""Number of incomplete bytes from which a holder is large. Large holders give up first, small ones
+only when no large one is left."""
 
 
 class BytesHolder(Protocol):
-    """A connection or a request that holds something incomplete."""
+    """A connection or a request that holds the bytes of an incomplete message or body."""
 
     def give_up(self) -> None:
-        """Drop it at once, and inform the client."""
+        """Drop the held bytes at once, and inform the client. Called by the budget."""
 
 
 class IncompleteBytesBudget:
-    """The incomplete bytes of one gateway."""
+    """Bound of the incomplete bytes that all connections and requests of one gateway hold
+    together."""
 
     __slots__ = ("_bytes_max", "_large", "_small", "total")
 
@@ -344,7 +356,8 @@ class TransferDeadline:
         self._moved_at = now
 
     def excuse(self, *, now: float) -> None:
-        """Leave out the time until now, in which nobody read what the other side had sent."""
+        """Do not count the time since the last part, in which this side did not read what the other
+        side had sent."""
         self._began_at += now - self._moved_at
         self._moved_at = now
 
@@ -356,7 +369,7 @@ class TransferDeadline:
 
 
 SLICE_S: Final = 0.005
-"""The longest time of work on one answer before others have their turn."""
+"""The longest time in seconds of work on one answer before other tasks have their turn."""
 
 
 class TimeSlices:
@@ -366,7 +379,8 @@ class TimeSlices:
         self._ends = perf_counter() + SLICE_S  # the loop's clock does not advance while we work
 
     async def yield_if_over(self) -> None:
-        """Let others have their turn if the slice is over; to be called between the parts."""
+        """Let other tasks have their turn if the slice is over. To be called between the parts of
+        the work."""
         if perf_counter() >= self._ends:
             await asyncio.sleep(0)
             self._ends = perf_counter() + SLICE_S

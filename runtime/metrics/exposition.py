@@ -55,7 +55,7 @@ class Samples:
         of[labels] = before + value
 
     def most(self, name: str, value: float, *labels: str) -> None:
-        """Keep the larger of two values, for example of ages."""
+        """Set a value, unless the one at this place is larger. For ages, for example."""
         before = self.number(name, *labels)
         self.put(name, max(value, before) - before, *labels)
 
@@ -105,7 +105,7 @@ class Samples:
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _LINES_PER_LOOK: Final = 200
-"""Lines between two looks at the clock, whether it is another task's turn."""
+"""Number of lines after which the clock is checked, whether it is another task's turn."""
 
 
 _RANGE: Final = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+')
@@ -117,7 +117,7 @@ _OPEN_FORM: Final = ("application", "openmetrics-text", {"version": "1.0.0", "ch
 _TEXT_FORM: Final = ("text", "plain", {"version": "0.0.4", "charset": "utf-8"})
 _Form = tuple[str, str, Mapping[str, str]]
 ACCEPT_CHARS_MAX: Final = 4096
-"""Characters of the header `Accept` that are read."""
+"""Number of characters of the header `Accept` that are read; the rest is ignored."""
 
 
 def is_open(accept: Iterable[str]) -> bool:
@@ -166,7 +166,8 @@ def _weight(
 
 
 async def exposed(samples: Samples, *, as_open: bool) -> bytes:
-    """Return the whole text, made in slices."""
+    """Return the whole text of a scrape. It is made in slices, so that other tasks have their
+    turn."""
     slices, lines = TimeSlices(), list[str]()
     for metric, values in samples.families():
         lines += head(metric, as_open=as_open)
@@ -241,7 +242,8 @@ def shows(headers: list[tuple[bytes, bytes]], token: str) -> bool:
 
 
 async def answer(request: Request, samples: Samples) -> Response:
-    """Return the text, in the requested format."""
+    """Return the HTTP answer with the text of these samples, in the format that the request
+    prefers."""
     as_open = is_open(request.headers.getlist("accept"))
     text = await exposed(samples, as_open=as_open)
     return Response(text, headers={"Content-Type": OPEN if as_open else TEXT, "Vary": "Accept"})
@@ -294,6 +296,6 @@ class MetricsServer:
         await self._listener.start()
 
     async def stop(self) -> None:
-        """Close the port."""
+        """Close the port. Requests under way have up to 1 s to be answered."""
         async with asyncio.timeout(5):
             await self._listener.finish(1)

@@ -18,7 +18,7 @@ _PAGE_BYTES: Final = resource.getpagesize()
 
 
 class LoopLag:
-    """The lag of the loop, measured by a timer ten times a second."""
+    """The lag of the event loop, by which a timer fires late; measured ten times a second."""
 
     def __init__(self) -> None:
         self.seconds = Histogram()
@@ -47,7 +47,8 @@ class LoopLag:
 
 
 def of_process(samples: Samples, process: Process, gateway: str, lag: LoopLag) -> None:
-    """Put the figures of this process. `gateway`: its name among others; "" if it has none."""
+    """Put the figures of this process into `samples`. `gateway`: the name of this gateway; "" if
+    the process is none."""
     samples.put("tocsin_info", 1, process, VERSION, gateway)
     samples.put("process_start_time_seconds", round(_BEGAN_UNIX_S, 3))
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -23,17 +23,19 @@ from storage.redis.ops.failover import ReplicaControl
 from storage.redis.ops.observe import ShardObserver, TermSuperseded, WatchedShard
 
 LOOK_S: Final = 1.0
-"""Seconds from one look to the next, while all is well."""
+"""Seconds from the end of one step to the next, while all is well."""
 SOON_S: Final = 0.1
-"""Seconds after an act; the next step waits only for its effect."""
+"""Seconds from a step that has done an act to the next one, which waits only for its effect."""
 WAITING_S: Final = 0.3
-"""Seconds while publishing waits for a server that is being taken out."""
+"""Seconds from one step to the next while publishing waits for a server that is being taken out."""
 _LOG: Final = logging.getLogger("tocsin.manager")
 
 
 class ServerTold(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, for people. `state`: one word; `since_s`: time for which the primary has received
-    nothing from it; `behind_bytes`: part of the stream of writes that it has not confirmed."""
+    """A server in the report on a cluster. `state`: see `server_reports`; `since_s`: seconds for
+    which a counted replica has confirmed nothing, as far as this manager knows; `behind_bytes`:
+    bytes of the primary's stream of writes that a replica does not have, 0 if unknown; `why`: why
+    it does not answer."""
 
     address: str
     state: str
@@ -44,7 +46,8 @@ class ServerTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterTold(msgspec.Struct, frozen=True, kw_only=True):
-    """The leading manager's report on a cluster."""
+    """The leading manager's report on one shard: a storage cluster is one, or several if it is a
+    Redis Cluster."""
 
     name: str
     store: str
@@ -54,9 +57,9 @@ class ClusterTold(msgspec.Struct, frozen=True, kw_only=True):
     term: int
     primary: str
     replicas: int
-    """Number of replicas that could be elected, as the shard says."""
+    """R, the number of replicas that could be elected, as the shard has recorded it."""
     out: list[str]
-    """Replicas that are not counted."""
+    """Replicas that R does not count, sorted."""
     servers: list[ServerTold]
     sentinels: dict[str, str]
     """Sentinel → the primary that it names, or why it does not answer."""
@@ -65,8 +68,8 @@ class ClusterTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterKeeper:
-    """The duty of one cluster; `step` runs while this manager leads, one at a time. `away_s`:
-    seconds after which a silent replica is taken out."""
+    """The duty of one shard, which has a name of its own in reports; `step` runs while this manager
+    leads, one at a time. `away_s`: seconds after which a silent replica is taken out."""
 
     def __init__(
         self, name: str, store: str, watched: WatchedShard, *, away_s: float = AWAY_S
@@ -91,11 +94,11 @@ class ClusterKeeper:
         self._patience = Patience()
         self._said: list[str] = []
         self.report: ClusterTold | None = None
-        """Report of the last step; None before the first one."""
+        """Report of the last step that has looked at the servers; None before the first one."""
 
     async def step(self, leader: Leader) -> float:
-        """Look at the servers, do what is due now, and return in how many seconds the next step is
-        due."""
+        """Look at the servers, do the acts that are due now, and return in how many seconds the
+        next step is due."""
         try:
             view = await self._observer.look(leader.name, leader.term)
             if leader.term != self._term:
@@ -120,9 +123,10 @@ class ClusterKeeper:
         return min(LOOK_S, max(SOON_S, self._rule.absences.due_s()))
 
     async def _silent_s(self, leader: Leader, primary: str) -> dict[str, float]:
-        """Return for how long replicas of this primary were silent when the previous leader looked,
-        plus the time since it wrote the row. So a replica that fails just before its manager is not
-        waited for twice; one that is alive is seen to be."""
+        """Return address → seconds for which each server was silent when the previous leader
+        reported, plus those for which that leader had not written the leader's row; {} if its
+        report is about another primary. So a replica that fails just before its manager is not
+        waited for twice, and one that is alive is seen to be."""
         try:
             text = await leader.last_report(self.name)
             told = msgspec.json.decode(text, type=ClusterTold) if text else None
@@ -133,7 +137,8 @@ class ClusterKeeper:
         return {one.address: one.since_s + leader.stood_still_s for one in told.servers}
 
     async def _do(self, acts: list[ReplicaAct], leader: Leader) -> bool:
-        """Carry the acts out while this manager leads; return whether any was done."""
+        """Carry the acts out while this manager leads; return whether any was done. False also if
+        it leads no more."""
         done = False
         for act in acts:
             if not leader.leads or leader.term != self._term:
@@ -184,14 +189,15 @@ class ClusterKeeper:
 
 
 def is_held_up(view: ShardView, rule: ShardRule) -> bool:
-    """Whether a server is to be taken out while others do not answer this manager. Publishing waits
-    for that, and another manager may reach them."""
+    """Whether a replica is to be taken out while other servers or Sentinels do not answer this
+    manager. Publishing waits until it is out, and another manager may reach the others."""
     leaving = rule.leaving()
     return bool(leaving) and bool(set(view.silent) - leaving)
 
 
 def server_reports(view: ShardView, rule: ShardRule) -> list[ServerTold]:
-    """Describe each known server, the primary first."""
+    """Describe each known server, the primary first. Its state: primary, in sync, joining (not
+    electable yet), syncing, away, out, or returning (out, and answers again)."""
     primary = view.servers.get(view.primary)
     followers = {one.place: one for one in primary.followers} if primary is not None else {}
     known = {*view.servers, *view.users, *view.out, *followers, view.primary} - {""}

@@ -21,8 +21,8 @@ _LAST_WORDS_S: Final = 1.0
 
 
 class Leader:
-    """This manager's part in the election of a leader; beats while it is started. `began` is an
-    event that is set while this manager leads."""
+    """This manager's part in the election of a leader; from `start` to `stop` it beats. `began`: an
+    event that is set while this manager leads, as of its last beat."""
 
     def __init__(self, row: "RedisLeaderRow", name: str | None = None) -> None:
         self.began = asyncio.Event()
@@ -38,12 +38,12 @@ class Leader:
 
     @property
     def leads(self) -> bool:
-        """Whether it may act at this moment; to be read before every act."""
+        """Whether this manager may act at this moment; to be read before every act."""
         return self._leading.leads(now=asyncio.get_running_loop().time())
 
     @property
     def term(self) -> int:
-        """Term that fences its acts while it leads."""
+        """Term of the row as seen last, which fences this manager's acts while it leads."""
         return self._leading.term
 
     @property
@@ -63,11 +63,12 @@ class Leader:
         self._leading.give_way(now=asyncio.get_running_loop().time())
 
     def start(self) -> None:
-        """Take part from now on."""
+        """Begin to beat, and so to take part in the election."""
         self._task = asyncio.get_running_loop().create_task(self._beat(), name="manager beats")
 
     async def stop(self) -> None:
-        """Act no more, and let another manager lead at once, if the database answers."""
+        """Stop beating, and release the lead, so that another manager leads at once. If the
+        database does not answer, the others wait for the end of the lease."""
         self.began.clear()
         if self._task is not None:
             self._task.cancel()
@@ -94,8 +95,8 @@ class Leader:
                 return
 
     async def report(self, said: Mapping[str, bytes]) -> None:
-        """Store reports of clusters, by name. Nothing happens if this manager does not lead. Raises
-        Refused, Unknown."""
+        """Store these reports, cluster → JSON; an empty one deletes the stored one. Nothing happens
+        if this manager does not lead. Raises Refused, Unknown."""
         if self.leads:
             await self._row.report(LeaderRow(self.name, self.term, 0), said)
 
@@ -105,8 +106,8 @@ class Leader:
         return (await self._row.reports()).get(cluster)
 
     async def forget_all_but(self, clusters: Collection[str]) -> None:
-        """Delete the reports of all other clusters, which a previous leader may have left. Raises
-        Refused, Unknown."""
+        """Delete the stored reports of clusters that are not among these, which a previous leader
+        may have left. Raises Refused, Unknown."""
         gone = set(await self._row.reports()) - {"", *clusters}
         if gone:
             await self.report(dict.fromkeys(gone, b""))
@@ -144,9 +145,9 @@ class Leader:
 
 
 LEADER: Final = f"{TAG}:leader"
-"""The hash: holder, term, beat."""
+"""Key of the hash with the row that managers share: holder, term, beat."""
 SAID: Final = f"{TAG}:clusters"
-"""The hash cluster → the leader's report, JSON."""
+"""Key of the hash cluster → the last report of a leader on it, JSON."""
 
 
 class RedisLeaderRow:
@@ -163,8 +164,8 @@ class RedisLeaderRow:
         return LeaderRow(bytes(holder or b"").decode(), int(term or 0), int(beat or 0))
 
     async def report(self, lead: LeaderRow, said: Mapping[str, bytes]) -> bool:
-        """Store reports of these clusters, if the leader of this term still has the row. Raises
-        Refused, Unknown."""
+        """Store these reports, cluster → JSON, if the row still has holder and term of `lead`; an
+        empty one deletes the stored one. Returns whether it had. Raises Refused, Unknown."""
         args: list[Arg] = [lead.holder, lead.term]
         for cluster, text in said.items():
             args += [cluster, text]

@@ -34,7 +34,8 @@ from storage.redis.shard import Marks, RedisShard, Settings
 from storage.redis.target import Target
 
 AGAIN_S: Final = 1.0
-"""Seconds until a failed step is tried again."""
+"""Seconds until a failed step is tried again; also between two writes of the reports, and between
+two tries to reach the catalog's database at the start."""
 DONE_S: Final = 3600.0
 """Seconds until the next step of a duty that has nothing more to do."""
 _LOG: Final = logging.getLogger("tocsin.manager")
@@ -46,13 +47,12 @@ class Duty(Protocol):
     name: str
 
     async def step(self, leader: Leader) -> float:
-        """Do one step, and return in how many seconds the next one is due. It reads `leader.leads`
-        before every act, and names `leader.term` with it. Raises TocsinError when it failed: the
-        step is tried again after AGAIN_S, and the error is logged if it is another one than
-        before."""
+        """Do one step, and return in how many seconds the next one is due. A step reads
+        `leader.leads` before every act. Raises TocsinError when it failed: the step is tried again
+        after AGAIN_S, and the error is logged if it is another one than before."""
 
     async def close(self) -> None:
-        """Clean up after the last step."""
+        """Close what the duty has opened, after its last step."""
 
 
 class ManagerMetrics:
@@ -64,12 +64,12 @@ class ManagerMetrics:
         self.lag = LoopLag()
 
     def on_step(self, duty: str, *, is_done: bool) -> None:
-        """Count a step of a duty that has ended."""
+        """Count a step of the duty of this name, which was done or has failed."""
         self._steps[duty, "done" if is_done else "failed"] += 1
 
     def collect(self, *, leads: bool, term: int, told: Mapping[str, ClusterTold | None]) -> Samples:
-        """Return the present samples. `told`: this manager's last report of each cluster, None if
-        it has none."""
+        """Return the present samples. `told`: cluster → this manager's last report on it, None if
+        it has none. Reports are left out if this manager does not lead."""
         began, samples = time.perf_counter(), Samples()
         of_process(samples, "manager", self._name, self.lag)
         samples.put("tocsin_manager_leads", leads)
@@ -124,7 +124,7 @@ class Manager:
     ) -> "Manager":
         """Make a manager for these clusters (name, where), the first of which has the catalog's
         database. `away_s`: seconds after which a silent replica is taken out. `placing`: settings
-        of its care for the places of partitions; None if it has no such duty.
+        of the duty for the places of partitions; None if it has no such duty.
 
         Raises Refused(storage_unavailable) if the database does not answer, or was never
         provisioned.
@@ -140,7 +140,8 @@ class Manager:
         return cls(shard, keepers, others, unseen, away_s=away_s)
 
     def start(self) -> None:
-        """Take part from now on."""
+        """Take part in the election of a leader from now on, and do the duties while this manager
+        leads."""
         self.leader.start()
         self._metrics.lag.start()
         for duty in self.duties:
@@ -151,7 +152,7 @@ class Manager:
         self._tasks.append(asyncio.create_task(self._do(duty), name=f"duty {duty.name}"))
 
     def _begin(self, name: str, keepers: Sequence[ClusterKeeper]) -> None:
-        """Keep a cluster whose shards are known now."""
+        """Begin the duties of a Cluster whose shards have been found."""
         self._unseen.discard(name)
         self._keepers += keepers
         self.duties += keepers
@@ -159,7 +160,7 @@ class Manager:
             self._run(keeper)
 
     async def stop(self) -> None:
-        """End, and let another manager lead."""
+        """Cancel the steps under way, close everything, and let another manager lead at once."""
         self._metrics.lag.stop()
         for task in self._tasks:
             task.cancel()
@@ -170,7 +171,7 @@ class Manager:
         await self._shard.close()
 
     async def _do(self, duty: Duty) -> None:
-        """Run a duty's steps while this manager leads."""
+        """Run a duty's steps, one after another, while this manager leads. Errors are logged."""
         before = ""
         while True:
             await self.leader.began.wait()
@@ -196,7 +197,8 @@ class Manager:
         return self._metrics.collect(leads=self.leader.leads, term=self.leader.term, told=told)
 
     async def _say(self) -> None:
-        """Store the keepers' reports where every client finds them, again and again."""
+        """Store the keepers' reports in the catalog's Redis every AGAIN_S, while this manager
+        leads."""
         term = 0
         while True:
             await self.leader.began.wait()
@@ -228,7 +230,8 @@ class ClusterSearch:
         self._is_found = False
 
     async def step(self, leader: Leader) -> float:
-        """Look for the cluster's shards. Raises Refused when none of its nodes answers."""
+        """Look for the Cluster's shards, unless they are found. Raises Refused when none of its
+        nodes answers."""
         if not self._is_found:
             keepers = await keepers_of(self.name, self._target, away_s=self._away_s)
             self._is_found = True
@@ -240,7 +243,8 @@ class ClusterSearch:
 
 
 async def keepers_of(name: str, target: Target, *, away_s: float) -> list[ClusterKeeper]:
-    """Make a keeper for each shard. Raises Refused when no node can name the shards."""
+    """Make a keeper for each shard of a storage cluster. Raises Refused when no node can name the
+    shards."""
     return [
         ClusterKeeper(
             name if not number else f"{name}-{number}", target.shown, watched, away_s=away_s
@@ -250,8 +254,8 @@ async def keepers_of(name: str, target: Target, *, away_s: float) -> list[Cluste
 
 
 async def watched_of(target: Target) -> list[WatchedShard]:
-    """Return the shards to look at, several in a Cluster. Raises Refused when none of its nodes
-    answers."""
+    """Return the shards of a storage cluster, several in a Cluster. Raises Refused when none of its
+    nodes answers."""
     parts = await target.parts()
     if target.kind == "cluster":
         return [WatchedShard(part.settings, target.reach, in_cluster=True) for part in parts]
@@ -262,7 +266,8 @@ async def watched_of(target: Target) -> list[WatchedShard]:
 
 
 async def database_of(target: Target) -> RedisShard | ClusterShard:
-    """Open the catalog's shard. Raises Refused(storage_unavailable)."""
+    """Open the shard, or the Cluster, in which the catalog is. Raises
+    Refused(storage_unavailable)."""
     parts = await target.parts()
     incarnation = await incarnation_of(parts[0].settings)
     if target.kind == "cluster":
@@ -288,7 +293,8 @@ async def incarnation_of(settings: Settings) -> str:
 
 
 class Scraped(NamedTuple):
-    """Address of a manager's metrics. `token`: the scraper's token; None if anybody may scrape."""
+    """Address at which a manager's metrics are scraped. `token`: the scraper's token; None if
+    anybody may scrape."""
 
     host: str
     port: int

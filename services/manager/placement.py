@@ -60,7 +60,7 @@ from storage.redis.target import Target
 from storage.sharded import ShardedStorage
 
 STEP_S: Final = 2.0
-"""Seconds between two steps."""
+"""Seconds from the end of one step of this duty to the next."""
 LEFT_S: Final = 30.0
 """Seconds that a manager leaves deleted queues and groups to the gateway that deleted them, before
 it frees them."""
@@ -73,10 +73,10 @@ class Catalog(Protocol):
     """The part of `metadata.port.Metadata` that is needed."""
 
     def mark(self, name: str) -> str | None:
-        """Return the last value of `set_mark`; None if there was none."""
+        """Return the text that was last stored under this name; None if none was."""
 
     async def set_mark(self, name: str, value: str) -> None:
-        """Store a mark with the catalog, durably."""
+        """Store a text under this name in the catalog, durably."""
 
     def list_all_queues(self) -> list[Queue]:
         """Return every tenant's queues."""
@@ -86,17 +86,17 @@ class Catalog(Protocol):
         storage."""
 
     async def forget(self, queue_id: str, group_id: str | None) -> None:
-        """Note that the storage has dropped it too."""
+        """Note that the storage, too, has dropped this group, or with None this queue."""
 
 
 class Dropping(Protocol):
     """The part of `push.storage_port.Storage` that is needed."""
 
     async def drop_queue(self, queue_id: str) -> None:
-        """Drop a queue with everything in it; again does nothing."""
+        """Drop a queue with everything in it. If that was done before, nothing happens."""
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
-        """Drop a group's cursors; again does nothing."""
+        """Drop a group's cursors. If that was done before, nothing happens."""
 
 
 class OutCluster:
@@ -122,10 +122,12 @@ class OutCluster:
         self._hot_share = hot_share
         self._wall = wall
         self._clusters: Clusters | None = None
-        """None if another manager may have led since this one's last step."""
+        """Facts of all clusters; None: they are to be read from the catalog, because another
+        manager may have led since this one's last step."""
         self._scaling = Scaling()
         self._left: dict[tuple[str, str | None], float] = {}
-        """Deleted and not freed → time since which it is seen so."""
+        """Deleted queue or group that is not freed → when it was first seen so, or this manager
+        tried last to free it."""
         self._hook_task: asyncio.Task[None] | None = None
         self._tell_at = float("-inf")
 
@@ -145,12 +147,13 @@ class OutCluster:
         )
 
     def begin_anew(self) -> None:
-        """Read everything anew from the catalog, because another manager may have led meanwhile."""
+        """Have the next step read all facts anew from the catalog, because another manager may have
+        led meanwhile."""
         self._clusters = None
         self._left.clear()
 
     async def stop(self) -> None:
-        """End. A hook that is running is killed, and called again by the next leader."""
+        """Break off a call of the hook that is under way. The next leader makes the call again."""
         if self._hook_task is not None:
             self._hook_task.cancel()
             await asyncio.wait([self._hook_task])
@@ -189,7 +192,8 @@ class OutCluster:
                 )
 
     def _is_another_in_the_catalog(self, one: ClusterFacts) -> bool:
-        """Whether the catalog has other facts: a previous leader may have written its own late."""
+        """Whether the catalog has no facts about this cluster, or another state, because a previous
+        leader has written its own late."""
         held = read_facts(self._catalog.mark(CLUSTER_MARK + one.name))
         return held is None or held.state != one.state
 
@@ -285,7 +289,7 @@ class Placing:
     """Settings of the care for partitions. `targets`: the clusters, the first of which has the
     catalog, with a user that may read and write there. `hook`: called when there are too few or too
     many clusters; None for no hook. `hot_share`: used share of memory from which on a cluster gets
-    no new partition."""
+    no new partition, unless all are hot."""
 
     targets: Sequence[Target]
     hook: ScaleHook | None = None
@@ -309,8 +313,8 @@ class PlacingDuty:
         self._term = 0
 
     async def step(self, leader: Leader) -> float:
-        """Look, and act on it. Raises TocsinError when the catalog, or a part of what is due,
-        cannot be reached."""
+        """Probe all clusters and do what is due. Raises TocsinError when the catalog cannot be
+        opened, or a part of the step failed."""
         if self._out is None:
             self._out = await self._open(leader)
         if leader.term != self._term:
@@ -361,7 +365,8 @@ class PlacingDuty:
             raise
 
     async def _look(self, metadata: CatalogService) -> list[ClusterProbe]:
-        """Probe all clusters; one that was emptied, or exchanged, counts as away."""
+        """Probe all clusters. The probe of one that does not answer, was emptied, or was exchanged
+        says `why`."""
         names = [INCARNATION_OF + target.cluster for target in self._targets]
         meant = map(metadata.mark, (STORAGE_INCARNATION, *names[1:]))
         uses = await asyncio.gather(*map(use_of, self._targets, meant))

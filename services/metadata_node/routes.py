@@ -70,7 +70,7 @@ class NodeMetrics:
 
 PUBLIC: Final = frozenset({"/healthz", "/readyz"})
 CHANGE_BYTES_MAX: Final = 16 * 1_048_576
-"""Bound of a request; ten thousand newly wrapped data keys are written at once."""
+"""Largest body of a change in bytes; ten thousand newly wrapped data keys are written at once."""
 _READ: Final = msgspec.json.Decoder(ReadRequest)
 _CHANGE: Final = msgspec.json.Decoder(ChangeRequest)
 _MEMBERSHIP: Final = msgspec.json.Decoder(MembershipRequest)
@@ -86,8 +86,9 @@ def application(
     metrics: NodeMetrics | None = None,
     metrics_token: str | None = None,
 ) -> ASGIApp:
-    """Make the ASGI application of a node. `token`: None if every client may use it.
-    `metrics_token`: a token that allows scraping its metrics, and nothing else."""
+    """Make the ASGI application of a node. `token`: the one that clients present; None if every
+    client may use the node. `metrics_token`: one that allows scraping its metrics, and nothing
+    else."""
     metrics = metrics or NodeMetrics(node)
     routes = [*_status_routes(node), scrape(metrics.collect), *_routes(node, shards)]
     router = Router(routes, redirect_slashes=False)

@@ -44,9 +44,11 @@ from storage.redis import target as redis_target
 from storage.sqlite.open import lock_store
 
 LOCK: Final = "metadata"
-"""Name of the lock. A data folder is one node's, and `metadata.lock` in it names the process."""
+"""Name of the lock of a data folder, which belongs to one node; `metadata.lock` in it names the
+process."""
 LEAVE_S: Final = 1.5
-"""Seconds from the signal to the end; balancers and gateways look this often for other nodes."""
+"""Seconds for which a node still answers after the signal to end; balancers and gateways look this
+often for other nodes."""
 FINISH_S: Final = 1.0
 logger = logging.getLogger("tocsin.metadata")
 
@@ -61,7 +63,8 @@ class NodeSettings:
     port: int
     layout: Layout
     advertise: str | None = None
-    """URL at which others reach it; None for the host's name."""
+    """URL at which gateways and other nodes reach it; None: made of `host` and the port, with the
+    machine's name if `host` means all addresses."""
     metrics_token: str | None = None
     """Token that allows scraping its metrics, and nothing else."""
 
@@ -79,8 +82,8 @@ class NodeServer:
 
     @classmethod
     async def open(cls, settings: NodeSettings, *, on_fatal: Callable[[str], None]) -> "NodeServer":
-        """Open a node, which accepts when this returns. Raises StartError with a sentence that says
-        what to do."""
+        """Open a node, which accepts requests when this returns. Raises StartError with a sentence
+        that says what to do."""
         config = settings.config
         tls = Tls.of(config.tls_cert, config.tls_key, config.tls_client_ca)
         bound = bind(settings.host, settings.port)
@@ -117,7 +120,7 @@ class NodeServer:
             return cls(node, listener, opened.pop_all(), tls)
 
     async def stop(self) -> None:
-        """Send all clients to other nodes, then close."""
+        """Refuse watch requests for LEAVE_S, so that clients go to other nodes, then close."""
         self.node.is_leaving = True
         await asyncio.sleep(LEAVE_S)
         if self._watch_task is not None:

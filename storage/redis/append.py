@@ -23,8 +23,8 @@ from storage.redis.port import Arg, Shard
 from storage.rules.append import id_bucket, line_bucket, nowhere
 
 SEQUENCE_MAX: Final = (1 << 53) - 1
-"""Largest sequence. The functions count in doubles, and clients may use as much
-(push.producer_order)."""
+"""Largest sequence of a producer. The functions in Lua count in doubles, and clients may use
+sequences up to this."""
 _PRODUCER: Final = Struct("<16sQ")
 
 
@@ -74,14 +74,15 @@ _CODE: Final = 7
 
 
 def refuse_args(args: Sequence[Arg], code: str) -> list[Arg]:
-    """Return the arguments of `append_refused`: duplicates are answered, and the order is kept
-    (R7)."""
+    """Return the arguments of the function `append_refused`, which refuses every new message with
+    `code`, answers duplicates, and keeps the order (R7)."""
     return [*args[:_CODE], code, *args[_CODE + 1 :]]
 
 
 @dataclass(frozen=True, slots=True)
 class AppendReply:
-    """The answer to an append, before everything in it is certified."""
+    """The answer to an append of one record, whose messages may not all be certified yet.
+    `next_offset`: the end of the log after the append."""
 
     appended: Appended
     next_offset: int
@@ -110,7 +111,7 @@ def _outcome(raw: bytes) -> Stored | NotStored:
 
 # enforces: P2
 def collect_replies(results: Sequence[AppendReply | BaseException]) -> list[AppendReply]:
-    """Return the places of all records of a call.
+    """Return the replies about all records of a call, if every record has one.
 
     Raises:
         Refused: none of them was judged.
@@ -128,7 +129,7 @@ def collect_replies(results: Sequence[AppendReply | BaseException]) -> list[Appe
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """A record as the stream has it."""
+    """A record as the partition's stream in Redis has it, with its payload still sealed."""
 
     first: int
     count: int
@@ -136,7 +137,7 @@ class StreamRow:
     sealed: bytes
     skips: tuple[int, ...]
     reason: str = ""
-    """The reason why it cannot be believed; empty: its checksums hold."""
+    """The reason why the row cannot be believed; empty: its checksums match."""
 
     def open(self, partition: Partition, sealer: Sealer) -> Record | Damage:
         """Return the record, or its damage.
@@ -182,11 +183,13 @@ def decode_damage(partition: Partition, flat: Sequence[bytes]) -> list[Damage]:
 
 
 COUNTED_WITHIN_S: Final = 0.05
-"""The longest time that an append waits for copies that its own level does not require."""
+"""The longest time in seconds that an append waits for copies that its own level does not
+require."""
 
 
 class RedisAppender:
-    """Appends to one shard. `tell` is called with each certified end that was reached."""
+    """Appends to one shard. `tell` is called with a partition and each certified end that was
+    reached there."""
 
     def __init__(
         self,
@@ -205,7 +208,8 @@ class RedisAppender:
         end."""
         self._ends: dict[Partition, int] = {}
         self._late: set[Partition] = set()
-        """Partitions in which the last such count took too long, or failed."""
+        """Partitions in which the last count of copies (`_count`) took longer than
+        COUNTED_WITHIN_S, or failed."""
 
     def forget(self, queue_id: str) -> None:
         """Forget a queue that was deleted."""
@@ -275,7 +279,8 @@ class RedisAppender:
         return decode_reply(answer, header.count)
 
     async def _certify(self, partition: Partition, end: int) -> int:
-        """Certify what lies below `end`, whose copies were counted. Returns the certified end."""
+        """Certify the messages below `end`, whose copies were counted. Returns the certified
+        end."""
         key, number = queue_key(partition.queue_id), partition.number
         certified: int
         certified, _ = await self._shard.act("certify", [key], [number, end], level="local")

@@ -51,7 +51,7 @@ class SlotClaim(NamedTuple):
     """(first, last) slots."""
 
     def has(self, slot: int) -> bool:
-        """Whether it claims the slot."""
+        """Whether the slot is among those that are claimed."""
         return any(first <= slot <= last for first, last in self.ranges)
 
 
@@ -86,9 +86,10 @@ def _place(word: str) -> Address:
 
 
 def members_of(nodes: bytes) -> list[Address]:
-    """Return the addresses of nodes in CLUSTER NODES, primaries with slots first. Nodes are left
-    out that most primaries consider dead, that do not belong to it yet, or that have no address. A
-    node that knows of no slots names none: it was reset, or its Cluster has yet to be made."""
+    """Return the addresses of the nodes in a reply of CLUSTER NODES, primaries with slots first.
+    Nodes are left out that most primaries consider dead, that do not belong to the Cluster yet, or
+    that have no address. Empty if no primary in the reply has slots, because the node that replied
+    was reset, or its Cluster has yet to be made."""
     primaries: list[Address] = []
     others: list[Address] = []
     for line in nodes.decode().splitlines():
@@ -104,8 +105,9 @@ def members_of(nodes: bytes) -> list[Address]:
 def choose_learned(
     named: Sequence[Sequence[Address]], seeds: Sequence[Address]
 ) -> tuple[Address, ...]:
-    """Return the nodes to query beside the seeds: the first ones that each of some nodes has named,
-    in turns, because one of them may name nodes that no longer exist."""
+    """Return up to LEARNED_MAX nodes to query beside the seeds. `named` has the lists of several
+    nodes. The first of each list come first, then the second, because one list may have nodes that
+    no longer exist."""
     turns = (place for row in zip_longest(*named) for place in row if place is not None)
     others = (place for place in dict.fromkeys(turns) if place not in seeds)
     return tuple(islice(others, LEARNED_MAX))
@@ -236,11 +238,12 @@ class ClusterShard:
         return ShardHealth(waits_for, facts, tuple(took for one in every for took in one.took))
 
     def copies(self, level: Durability) -> int:
-        """The number of copies at the primary with the fewest."""
+        """Return the number of copies at the primary with the fewest."""
         return min(shard.copies(level) for shard in self._shards)
 
     def lane(self, key: str, level: Durability) -> Lane:
-        """Return the lane of a level at the key's primary; each primary has its own."""
+        """Return the lane of acts of this level at the key's primary. Each primary has lanes of its
+        own; NOWHERE: the key's slot is at no known primary."""
         number = self._at[key_slot(key.encode())]
         if number == NOWHERE:
             return Lane(NOWHERE, 0)
@@ -300,7 +303,8 @@ class ClusterShard:
         return self._shards[number]
 
     def _read_again(self) -> None:
-        """Read the slots again, because some are elsewhere, unless that is being done."""
+        """Begin to read the slots again, because some are elsewhere, unless a reading is under
+        way."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read_slots(), name="cluster slots")
 

@@ -28,7 +28,8 @@ from storage.redis.answers import refusal, unavailable
 from storage.redis.port import Arg, OnMessage
 
 BACKOFF_BASE_S: Final = 0.05
-"""Pause before a connection that failed is made anew; it doubles with each failure."""
+"""Longest pause, in seconds, before the first new try after a connection failed. The bound doubles
+with each further failure, up to BACKOFF_MAX_S; the pause is drawn at random below it."""
 BACKOFF_MAX_S: Final = 2.0
 
 
@@ -101,20 +102,23 @@ class Connection:
         self._connection = connection
         self.address = address
         self.replicas = 0
-        """Number of replicas that could be elected, according to the shard when the link was
-        made."""
+        """Number of replicas that could be elected, as the shard said last over this link, when it
+        was checked, or at the end of a group of acts."""
         self.out: frozenset[str] = frozenset()
-        """Replicas that are not counted among them, according to the shard then."""
+        """Places of replicas that are not counted, as the shard said when the link was last
+        checked."""
         self.unready = 0
-        """Number of replicas that confirm writes that they do not have on their disks yet."""
+        """Number of replicas that, when the link was made, did not have on their disks what they
+        confirm. Their confirmations are not counted."""
         self.syncs = ""
-        """The primary's count of whole syncs when the replicas were last queried about that."""
+        """The primary's count of whole syncs (`sync_full`) when the link was made and the replicas
+        were queried."""
         self._is_closed = False
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still open, as far as this side can know. If its server has closed it
-        meanwhile, it is not, and nothing that would be sent over it could have happened."""
+        """Whether the connection is still open, as far as this side can know. If not, nothing that
+        would be sent now could happen."""
         if self._is_closed:
             return False
         reader = self._connection._reader  # of redis-py, which does not check it between replies
@@ -125,7 +129,7 @@ class Connection:
         among them.
 
         Raises RedisError, OSError or TimeoutError. The connection is closed then, and the outcome
-        is unknown. One caller at a time.
+        is unknown, unless it was closed before and nothing was sent. One caller at a time.
         """
         if not self.is_open:
             raise Broken("the connection is closed")
@@ -138,7 +142,8 @@ class Connection:
             raise
 
     async def send(self, command: bytes) -> None:
-        """Send a command on a connection that listens. Raises the errors of `ask`."""
+        """Send a command without waiting for a reply; `receive` returns that. Raises RedisError or
+        OSError."""
         if not self.is_open:
             raise Broken("the connection is closed")
         await self._connection.send_packed_command([command], check_health=False)
@@ -162,12 +167,14 @@ class Connection:
 LINKS: Final = 8
 """Number of connections for looks. Callers that find all of them taken wait."""
 QUIET_S: Final = 10.0
-"""Silence after which the subscriber checks whether its connection is still open."""
+"""Seconds without a message after which a subscriber sends PING, and after as many more without a
+reply connects anew."""
 Connect = Callable[[], Awaitable[Connection]]
 
 
 class ReadPool:
-    """Pool of connections for looks. `connect` makes a checked link or raises Refused."""
+    """Pool of connections for looks, acts that change nothing. `connect` makes a checked link or
+    raises Refused."""
 
     def __init__(self, connect: Connect, silence_s: float) -> None:
         self._connect = connect
@@ -179,8 +186,9 @@ class ReadPool:
         self._closed = False
 
     async def look(self, command: bytes) -> Any:
-        """Send a command on a connection of its own. An idle connection that turns out to be broken
-        is replaced once: a look changes nothing, so it may be sent twice."""
+        """Send a command on a connection that no other look uses, and return the reply. If an idle
+        connection turns out to be broken, the command is sent again on another one, at last on a
+        new one, because a look changes nothing. Raises the error of the reply, and Refused."""
         async with self._slots:
             while True:
                 if self._closed:
@@ -216,7 +224,8 @@ class ReadPool:
             await self._idle.pop().close()
 
     async def close(self) -> None:
-        """Close all of them, too."""
+        """Refuse further looks, and close the connections: idle ones now, the others when their
+        looks have ended."""
         self._closed = True
         await self.renew()
 
@@ -227,8 +236,8 @@ def _look_error(reply: RedisError) -> TocsinError:
 
 
 class Subscriber:
-    """Receiver of messages on the channels with one prefix, which connects again for as long as it
-    lives."""
+    """Receiver of messages on the channels with one prefix, which connects again after each failure
+    until it is closed."""
 
     def __init__(self, connect: Connect, prefix: str, heard: OnMessage) -> None:
         self._connect = connect
@@ -297,7 +306,7 @@ def pattern_of(prefix: str) -> str:
 
 
 REPLY_S: Final = 1.0
-"""Longest time in which a server is reached, in seconds, and again the longest for its answer."""
+"""Longest time for connecting to a server, in seconds, and again the longest for its answer."""
 
 
 def address_of(place: str) -> Address:
@@ -317,7 +326,8 @@ class ConnectionCache:
     async def ask(self, place: str, commands: Sequence[bytes]) -> list[Any]:
         """Return the replies, errors of Redis among them.
 
-        Raises RedisError or OSError if the outcome is unknown.
+        Raises RedisError or OSError if no connection could be made, or the replies did not come;
+        then the outcome is unknown.
         """
         link = self._links.get(place)
         if link is not None and not link.is_open:
@@ -338,7 +348,7 @@ class ConnectionCache:
         return replies
 
     async def close(self) -> None:
-        """Close all of them."""
+        """Close all connections."""
         links, self._links = list(self._links.values()), {}
         for link in links:
             await link.close()

@@ -30,9 +30,10 @@ from storage.redis.port import Arg, Shard
 from storage.rules.cursor import Change, GroupCursor, check_write
 
 CACHED_MAX: Final = 4096
-"""Cursors that are cached at a time. The least recently used ones leave."""
+"""Largest number of cached cursors. The least recently used ones are dropped first."""
 _TRIES_MAX: Final = 8
-"""Number of times that a write is decided again because another one came between."""
+"""Most times that a write is decided, because each time another write changed the cursor before it;
+then it is Unknown."""
 
 
 @dataclass(slots=True)
@@ -62,7 +63,8 @@ class RedisCursors:
         self._locks: dict[CursorPlace, _WriteLock] = {}
 
     def forget(self, belongs: Callable[[CursorPlace], bool]) -> None:
-        """Forget cached cursors that were changed in another way."""
+        """Drop from the cache the cursors of the places for which `belongs` is true, because other
+        acts than writes have changed or deleted them."""
         for place in [place for place in self._cache if belongs(place)]:
             del self._cache[place]
 
@@ -94,8 +96,8 @@ class RedisCursors:
     async def load(
         self, place: CursorPlace, ranges: Iterable[Range] = ()
     ) -> "tuple[GroupCursor, dict[int, int]] | None":
-        """Return the cursor as it is stored, and offset → key hash of those aside in these ranges.
-        None: unknown."""
+        """Return the cursor as it is stored, and offset → key hash of the offsets in these ranges
+        that are in its side lines. None: the place is unknown."""
         found = await self._read(place, ranges)
         if found is None:
             return None
@@ -113,7 +115,8 @@ class RedisCursors:
         return _decode_cursor(row), _decode_aside(aside)
 
     async def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
-        """Write to one place in order, to several places at the same time."""
+        """Make fenced cursor changes, those of one place in order, and several places at the same
+        time. Returns one answer for each."""
         by_place: dict[CursorPlace, list[int]] = {}
         for index, write in enumerate(writes):
             by_place.setdefault(write.place, []).append(index)
@@ -149,8 +152,9 @@ class RedisCursors:
                     self._locks.pop(place, None)
 
     async def _check(self, writes: Sequence[CursorWrite], places: list[CursorPlace]) -> None:
-        """Read places that are not cached, or have grown since. Raises Refused if a write names
-        offsets that are not certified."""
+        """Check the writes before any is sent, and cache the cursors of these places. A place is
+        read if it is not cached, or its cached certified end is too low for a write. Raises Refused
+        if a write names offsets that are not certified."""
         for place in places:
             mine = [write for write in writes if write.place == place]
             cached = self._cache.get(place)

@@ -30,15 +30,15 @@ from storage.redis.replication import (
 Find = Callable[[], Awaitable[Address]]
 """Look-up of the primary, anew at each call. Raises Refused(storage_unavailable)."""
 WORDS: Final = ("MASTER", "GET-MASTER-ADDR-BY-NAME")
-"""Commands to a Sentinel: the epoch and the address. MASTER still gives the earlier address when
-the next primary has been promoted, and its epoch has been raised."""
+"""Words after SENTINEL: the first asks for the configuration epoch, the second for the primary's
+address. The reply to MASTER still has the earlier address when the next primary has been promoted
+and the epoch raised."""
 SENTINEL_S: Final = 1.0
 """Longest time for the answer of one Sentinel, in seconds. All are queried at once."""
 
 
 def fixed(address: Address) -> Find:
-    """Return a look-up of a primary that never moves. No other server takes its place when it
-    dies."""
+    """Return a look-up of a primary that never moves. No other server replaces it when it fails."""
 
     async def find() -> Address:
         return address
@@ -137,9 +137,10 @@ _LOG: Final = logging.getLogger("storage.redis_watch")
 class Watch:
     """Watch over a shard's primary. `connect` finds the primary and checks it; `check` does so on
     an open link. Both raise Refused, and NotOurs if the server holds another store. `broken` is
-    called once, with a sentence, when that happened twice, `period_s` apart. Once may be an earlier
-    primary that a Sentinel, cut off with it, still named. `used` is the packed FCALL that says now
-    and then that these functions are in use."""
+    called once, with a sentence, after NotOurs at two looks with none between them that went well,
+    and the watch ends. A single NotOurs may come from an earlier primary that a Sentinel, cut off
+    with it, still named. `used` is the packed FCALL that notes that these functions are in use,
+    sent every USED_EVERY_S."""
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class Watch:
         self._used = used
         self._used_at: float | None = None
         self.answers = True
-        """Whether the primary was there, with the store, at the last look."""
+        """Whether the primary answered at the last look, and held the store."""
         self.waits_for = ""
         """The reason why writes of the durability level `all` wait, at the last look; "": they do
         not."""

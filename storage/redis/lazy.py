@@ -22,21 +22,22 @@ from storage.redis.port import Arg, OnMessage, Shard, ShardHealth
 AGAIN_BASE_S: Final = 0.5
 AGAIN_MAX_S: Final = 5.0
 NOT_OPEN: Final = -2
-"""The number of its lane until it is opened. No shard has it."""
+"""Lane number of a LazyShard that was not opened yet. No open shard has such a lane."""
 TRIAL_S: Final = 10.0
-"""Longest time for a look, in which it finds the primary, connects and waits for a reply."""
+"""Seconds after which the breaker's trial, a look without an end, counts as failed: the longest
+time in which a look finds the primary, connects and gets a reply."""
 _LOG: Final = logging.getLogger("storage.redis_later")
 
 
 class ReadyShard(Shard, Protocol):
-    """A shard that is open, and the knowledge that its gateway has of it."""
+    """A shard that was opened, as a LazyShard needs it."""
 
     @property
     def answers(self) -> bool:
-        """Whether it did, within the last seconds."""
+        """Whether the shard's servers answered, within the last seconds."""
 
     async def wait_subscribed(self) -> None:
-        """Wait until every subscription is active."""
+        """Wait until the subscriptions made with `on_message` are active."""
 
 
 class LazyShard:
@@ -53,7 +54,7 @@ class LazyShard:
         self._shard: ReadyShard | None = None
         self._heard: list[tuple[str, OnMessage]] = []
         self.is_open = asyncio.Event()
-        """Event that is set once it was opened, for good."""
+        """Event that is set, for good, once the shard was opened."""
         self._breaker = Breaker(
             failures_max=limits.BREAKER_FAILURES, open_s=limits.BREAKER_OPEN_S, trial_s=TRIAL_S
         )
@@ -90,7 +91,8 @@ class LazyShard:
 
     @property
     def answers(self) -> bool:
-        """Whether it did, within the last seconds. No server is queried."""
+        """Whether the shard was opened, and its servers answered within the last seconds. No
+        server is queried."""
         return self._shard is not None and self._shard.answers
 
     def _open(self) -> ReadyShard:
@@ -102,8 +104,8 @@ class LazyShard:
         return self._shard.copies(level) if self._shard is not None else 1
 
     def lane(self, key: str, level: Durability) -> Lane:
-        """Return the lane of a level. Until it is opened that is NOT_OPEN, so that acts decided
-        before are refused afterwards."""
+        """Return the lane of acts of this level on this key. Until the shard is opened its number
+        is NOT_OPEN, so that acts decided before the opening are refused afterwards."""
         if self._shard is None:
             return Lane(NOT_OPEN, 0)
         return self._shard.lane(key, level)
@@ -141,8 +143,8 @@ class LazyShard:
             self._shard.on_message(channel_prefix, heard)
 
     async def wait_subscribed(self) -> None:
-        """Wait until every subscription is active. A shard that is not open yet is not waited
-        for."""
+        """Wait until the subscriptions made with `on_message` are active. Returns at once while the
+        shard is not open."""
         if self._shard is not None:
             await self._shard.wait_subscribed()
 

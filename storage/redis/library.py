@@ -36,7 +36,7 @@ NUMBERS = {
     "RECORD_MEMORY_BYTES": RECORD_MEMORY_BYTES,
     "REFUSED_MAX": REFUSED_MAX,
 }
-"""Constants that the rules share on both sides, as locals of every fragment."""
+"""Constants of the rules in Python that the functions in Lua share, as locals of every fragment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class PipelinedCall:
     command: bytes
     answer: asyncio.Future[Any]
     order: str
-    """Acts of the same order do not happen if one before them was refused; "": of no order."""
+    """Name of an order: acts with the same name do not happen if one before them was refused. "":
+    the act is in no order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,11 @@ class ReplicatedPipeline:
         self._terms = terms
         self._on_confirmed = confirmed
         self.doubts = 0
-        """Groups that have failed, or had an act with an order that Redis did not begin."""
+        """Number of groups that have failed, or had an act with an order that Redis did not
+        begin."""
         self.took_s = Histogram()
-        """Time from sending each group to its last reply, that of WAIT included, or to giving
-        up."""
+        """Time from sending each group to its last reply, that of WAIT included, or to the failure
+        of its connection."""
         self._queue: deque[PipelinedCall] = deque()
         self._not_empty = asyncio.Event()
         self._closing = False
@@ -182,8 +184,8 @@ class ReplicatedPipeline:
 
     # enforces: P1, R28
     def _confirm(self, link: Connection, ending: Sequence[Any]) -> str:
-        """Return the reason why the group is not confirmed. `ending`: the replies after those of
-        its acts."""
+        """Return the reason why the group is not confirmed; "": it is confirmed. `ending`: the
+        replies after those of its acts."""
         if self.level == "local":
             (touched,) = ending
         else:
@@ -211,8 +213,8 @@ class ReplicatedPipeline:
 
     # enforces: R7
     def _refuse_queue(self, which: Callable[[PipelinedCall], bool] = lambda act: True) -> None:
-        """Refuse queued acts. They were meant to come after a group that may not have happened
-        (R7). Callers that know of that send them again."""
+        """Refuse the queued acts for which `which` is true, because they were meant to follow a
+        group that may not have happened (R7). Callers that learn of it send them again."""
         waiting, self._queue = self._queue, deque()
         for act in waiting:
             if which(act):

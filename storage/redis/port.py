@@ -81,8 +81,9 @@ class Shard(Protocol):
         look."""
 
     def has_room(self, key: str | None = None) -> bool:
-        """Whether the free memory there is above the reserve (R29); without a key, whether it is
-        everywhere. The result is that of the last look; no server is queried."""
+        """Whether the primary that has this key has free memory above the reserve (R29); without a
+        key, whether all primaries have. The result is that of the last look; no server is
+        queried."""
 
     def health(self) -> ShardHealth:
         """Return the state of the servers, for people. The result is that of the last look; no

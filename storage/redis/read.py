@@ -159,8 +159,9 @@ def _state_of(partition: Partition, row: Sequence[int]) -> PartitionState:
 
 PERIOD_S: Final = 1.0
 LOOKS: Final = 50
-"""Queues that one period looks at, in turns, because looks at an idle store must cost next to
-nothing. With 500 queues each is looked at every 10 s."""
+"""Number of queues whose ends are polled in one period, in turns, because polling an idle store
+must cost next to nothing. With 500 queues each is polled every 10 s. Queues with ends that are not
+certified are polled in each period, in addition."""
 _LOG: Final = logging.getLogger("storage.redis_tails")
 
 
@@ -177,15 +178,14 @@ class TailPoller:
         self._queues: OrderedDict[str, set[int]] = OrderedDict()
         """Queue → partitions; the one whose last look is longest ago comes first."""
         self._uncertified: dict[Partition, int] = {}
-        """Ends that were not certified when they were first seen. Their appends may be on their
-        way."""
+        """Partition → end that was not certified when the poller saw it. The append may still be
+        about to certify it, so the poller does so only at its next look."""
         self._polls: dict[str, asyncio.Task[None]] = {}
-        """Tasks by queue that is being looked at. A queue whose primary is down holds up no
-        other."""
+        """Queue → task that polls it now. A queue whose primary is down holds up no other."""
         self._task = asyncio.create_task(self._run(), name="tails")
 
     def watch(self, partition: Partition) -> None:
-        """Poll the end of a partition, because somebody here waits for its messages."""
+        """Poll the end of a partition from now on, because this gateway waits for its messages."""
         numbers = self._queues.get(partition.queue_id)
         if numbers is None:
             numbers = self._queues[partition.queue_id] = set()

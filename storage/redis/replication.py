@@ -237,7 +237,8 @@ class MemoryUse:
 
     @property
     def free_share(self) -> float:
-        """The free share of the bound. Below 0: acknowledgements have gone beyond it."""
+        """Share of the bound that is free; 1.0 without a bound. Below 0: more than the bound is
+        used, because acks are stored even when memory is full."""
         return 1 - self.used / self.bound if self.bound else 1.0
 
 
@@ -251,9 +252,9 @@ def memory_of(told: Mapping[str, str]) -> MemoryUse:
 
 
 class MemoryReserve:
-    """Room to publish. It closes when less than `share` is free, and opens again when
-    MEMORY_RESERVE_REOPENS times as much is. Otherwise it would do both in turns while consumers
-    catch up."""
+    """Decision whether a primary has room for new messages (`is_open`): no longer when less than
+    `share` of its memory is free, and again when MEMORY_RESERVE_REOPENS times as much is. With one
+    bound the answer would alternate while consumers catch up."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -261,7 +262,8 @@ class MemoryReserve:
 
     # enforces: R29
     def update(self, memory: MemoryUse) -> bool:
-        """Return whether there is room, by the server's present memory."""
+        """Set `is_open` by the server's present memory, and return it; True: messages may be
+        published."""
         needed = self._share if self.is_open else self._share * limits.MEMORY_RESERVE_REOPENS
         self.is_open = memory.free_share >= needed
         return self.is_open

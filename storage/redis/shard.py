@@ -37,10 +37,10 @@ LEVELS: Final[tuple[Durability, ...]] = ("local", "quorum", "all")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings by which a shard is reached. `key`: its own hash; in a Cluster its tag names the
-    slots' shard. `wait_s`: how long copies are waited for. `silence_s`: how long any reply may take
-    in addition. `watch_s`: the period of the watch. `reserve_share`: the share of its memory below
-    which publishing stops (R29)."""
+    """Settings by which a shard is reached. `key`: the key of its own hash; in a Cluster the tag
+    puts it into a slot of the shard. `wait_s`: how long copies are waited for. `silence_s`: how
+    long any reply may take, that of a group of acts in addition to `wait_s`. `watch_s`: the period
+    of the watch. `reserve_share`: the share of free memory below which publishing stops (R29)."""
 
     find: Find
     reach: Reach = field(default_factory=Reach)
@@ -182,8 +182,8 @@ class RedisShard:
         return self._touches
 
     def copies(self, level: Durability) -> int:
-        """Return the number of copies, according to the store with the group that was confirmed
-        last."""
+        """Return how many servers have what an act of this level has written when it is answered,
+        by the number of replicas that the store named last."""
         return 1 + copies_needed(level, self._replicas)
 
     def has_room(self, key: str | None = None) -> bool:
@@ -191,7 +191,8 @@ class RedisShard:
 
     @property
     def answers(self) -> bool:
-        """Whether it did, within the last seconds. No server is queried."""
+        """Whether the primary answered at the last look of the watch, within the last seconds, and
+        the store may be used. No server is queried."""
         return self._watch is not None and self._watch.answers and self.broken is None
 
     def health(self) -> ShardHealth:
@@ -207,7 +208,8 @@ class RedisShard:
         return ShardHealth(waits_for, {self.key: watch.seen}, took)
 
     def lane(self, key: str, level: Durability) -> Lane:
-        """Return the lane of a level; each has a held connection of its own."""
+        """Return the lane of acts of this level, the same for all keys. Each level has a held
+        connection of its own."""
         return Lane(LEVELS.index(level), self._pipelines[level].doubts)
 
     async def act(
@@ -234,7 +236,8 @@ class RedisShard:
         self._subscribers.append(Subscriber(self._connect, channel_prefix, heard))
 
     async def wait_subscribed(self) -> None:
-        """Wait until every subscription is active. Messages published from then on are received."""
+        """Wait until the subscriptions made with `on_message` are active. Messages published from
+        then on are received, while the connection lasts."""
         for subscriber in self._subscribers:
             await subscriber.is_subscribed.wait()
 
@@ -261,12 +264,12 @@ class RedisShard:
         return link
 
     async def _connect_level(self, level: Durability) -> Connection:
-        """Open a link for acts of this level, whose replicas have what they confirm. Raises
-        Refused.
+        """Open a link for acts of this level, after querying the replicas whether they have on
+        their disks what they confirm. Raises Refused.
 
-        At `all`, a replica that does not answer counts like one that has nothing. At `quorum` it
-        may well be a dead one, which must not hold up the level. Those that are known to have
-        nothing do not count.
+        At `all`, Refused is raised if a replica says that it has not, or does not answer. At
+        `quorum`, one that does not answer must not hold up the level, and those that say that they
+        have not are noted in `link.unready`, and not counted.
         """
         link = await self._connect()
         if level == "local":

@@ -128,11 +128,13 @@ def _retention_ms() -> int:
 
 T = TypeVar("T")
 TRIM_ENTRIES: int = 512
-"""Records that one act of trimming looks at, because a function holds up all others."""
+"""Most records that one act of trimming looks at, because a function holds up all others of its
+server."""
 EXAMINED_MS: int = 86_400_000
-"""The time for which a partition remembers what trimming has looked at."""
+"""The time in milliseconds for which a partition remembers what trimming has looked at."""
 PURGE_PARTITIONS: int = 64
-"""Partitions that one act purges, for the same reason. 1,024 of them with ten groups took 0.6 s."""
+"""Most partitions that one act purges, because a function holds up all others of its server. 1,024
+partitions with ten groups took 0.6 s."""
 
 
 class RedisStorage:
@@ -159,7 +161,7 @@ class RedisStorage:
         self.inbox: Inbox = RedisInbox(shard)
         self._wake_up: WakeUp | None = None
         self._certified_ends: dict[Partition, int] = {}
-        """The certified ends that the wake-up was called with."""
+        """The highest certified end of each partition that the wake-up was called with."""
         self._appender = RedisAppender(shard, sealer, self._wall_unix_ms, self._wake)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -246,7 +248,8 @@ class RedisStorage:
         return self._shard.copies(level)
 
     def lane(self, partition: Partition, level: Durability) -> Lane:
-        """Return the lane of a level. All partitions of a queue are at one primary."""
+        """Return the lane of acts of this level. It is one lane for all partitions of a queue,
+        which are at one primary."""
         return self._shard.lane(queue_key(partition.queue_id), level)
 
     async def append(
@@ -412,7 +415,8 @@ class RedisStorage:
 
 
 GATEWAYS: Final = "{tocsin:limits}:gateways"
-"""The key that the functions are given. They make the names of the others from its tag."""
+"""The key that the functions of the RedisPool are given. They make the names of their other keys
+from its tag."""
 
 
 class RedisPool:

@@ -1,6 +1,7 @@
 """Decisions of an append: which messages are new, and which offsets they get (R5-R9). Pure.
 
-All storages decide with this; they differ in where they keep producer lines and client ids.
+The storages in memory and in SQLite decide with this; they differ in where they keep producer lines
+and client ids. The functions in Lua of the Redis storage decide by the same rules.
 
 A **producer line** (R6, R7) is what a partition knows of one producer: `resolved`, below which
 every sequence has had its last answer, and above it the exact set sequence -> offset of what is
@@ -29,7 +30,7 @@ SEQUENCE_TOO_OLD: Final = NotStored("sequence_too_old")
 OUT_OF_SEQUENCE: Final = NotStored("out_of_sequence")
 TOO_MANY_IN_FLIGHT: Final = NotStored("too_many_in_flight")
 SEALED: Final = "storage_unavailable"
-"""The answer to a new message for a sealed partition. It was not stored, and the same message may
+"""Code of the answer to a new message for a sealed partition. The message was not stored, and may
 succeed when it is sent again, because the ring of the next epoch routes it elsewhere (R27)."""
 SEQUENCE_MAX: Final = (1 << 62) - 1
 """Largest sequence. Stores keep signed 64-bit numbers; clients may use up to 2^53 - 1."""
@@ -38,15 +39,17 @@ SEQUENCE_MAX: Final = (1 << 62) - 1
 _BUCKETS_PER_IDLE: Final = 4
 LINE_BUCKET_MS: Final = limits.PRODUCER_IDLE_S * 1000 // _BUCKETS_PER_IDLE
 IDLE_BUCKETS: Final = _BUCKETS_PER_IDLE
-"""Number of buckets without a message after which a line expires. The set is deleted, the highest
-sequence stays, and sequences not above it are refused as `sequence_too_old` (R6)."""
+"""Number of buckets (of LINE_BUCKET_MS) without a message after which a producer's line expires.
+Its set of sequences is deleted and the highest one stays; sequences not above that one are refused
+as `sequence_too_old` (R6)."""
 FORGOTTEN_BUCKETS: Final = 10 * _BUCKETS_PER_IDLE
-"""Number of buckets after which the watermark is deleted, ten times PRODUCER_IDLE_S. Nothing can be
-remembered for ever, so a retry that is half a day late is taken for a new message."""
+"""Number of buckets (of LINE_BUCKET_MS) without a message after which a producer's line is
+forgotten with its highest sequence (ten times PRODUCER_IDLE_S). Nothing can be remembered for ever,
+so a retry that is half a day late is taken for a new message."""
 
 
 def line_bucket(wall_unix_ms: int) -> int:
-    """Return the bucket of time in which a line is seen now."""
+    """Return the number of the bucket (of LINE_BUCKET_MS) that contains this time."""
     return wall_unix_ms // LINE_BUCKET_MS
 
 
@@ -64,14 +67,15 @@ class ProducerLine:
         """Stored sequences >= resolved, ascending; `offsets` has each one's offset."""
         self.offsets = array("Q")
         self.order = SendingOrder()
-        """The sending order, in memory only. It is about messages in flight, and none are after a
-        restart."""
+        """The refused sequences that hold up later ones. In memory only, because no message is in
+        flight after a restart."""
         self.row_id = row_id
         """The storage's own number for this line; 0: it has none yet."""
 
     # enforces: R6
     def wake(self, bucket: int) -> None:
-        """Use the line at this time, after everything that expired meanwhile."""
+        """Note that the line is used in this bucket. Before that, delete what has expired since its
+        last use: the stored sequences, or after FORGOTTEN_BUCKETS everything."""
         age = bucket - self.bucket
         if age > FORGOTTEN_BUCKETS:
             self.resolved, self.top = 0, -1
@@ -86,7 +90,8 @@ class ProducerLine:
         self.sequences, self.offsets, self.order = array("Q"), array("Q"), SendingOrder()
 
     def resolve(self, resolved: int) -> None:
-        """Forget everything below `resolved`, which was answered for good. It only ever grows."""
+        """Raise the line's `resolved` to this, and forget the stored sequences below, which had
+        their last answer. A lower value than the present one changes nothing."""
         if resolved > self.resolved:
             self.resolved = resolved
             gone = bisect_left(self.sequences, resolved)
@@ -96,8 +101,8 @@ class ProducerLine:
 
     # enforces: P4, R6
     def judge(self, sequence: int, resolved: int) -> Stored | NotStored | None:
-        """Return the answer to a message that is known or refused; None: it is new, and may be
-        stored."""
+        """Return the answer to a message whose sequence is known or refused; None: it is new, and
+        may be stored. Applies the message's `resolved` first."""
         self.resolve(resolved)
         if sequence < self.resolved:
             return SEQUENCE_TOO_OLD
@@ -159,14 +164,16 @@ class QueueTotal:
 # enforces: R2
 @dataclass(slots=True)
 class PartitionLog:
-    """A partition's own row: everything about it but its records."""
+    """A partition's own row: where its log begins and ends, what it retains, and its seal. Records,
+    producers' lines, client ids and cursors are kept elsewhere."""
 
     partition: Partition
     row_id: int
     generation: int = 1
     next_offset: int = 0
-    """The end of the log, durable by itself (R2). Embedded, it is the certified end too, because
-    committed messages are certified (R10)."""
+    """The end of the log: the offset after its last message. It is stored as a number of its own,
+    so deleting messages does not lower it (R2). In an embedded storage it is the certified end too,
+    because committed messages are certified (R10)."""
     start: int = 0
     sealed_at: int | None = None
     successors: tuple[Partition, ...] = ()
@@ -175,7 +182,7 @@ class PartitionLog:
     acts: int = 0
     """Number of appends so far, including those that stored no message (R9)."""
     total: QueueTotal = field(default_factory=QueueTotal)
-    """The queue's total, this partition included; set by the storage. `add` and `remove` move
+    """The queue's total, this partition included; set by the storage. `add` and `remove` change
     it."""
 
     def state(self) -> PartitionState:
@@ -234,7 +241,8 @@ class PartitionLog:
 
 @dataclass(slots=True)
 class Effect:
-    """The changes of an append that a storage has to write. No row when `appended.count` is 0."""
+    """The changes of an append that a storage has to write. If `appended.count` is 0, no record is
+    written."""
 
     appended: Appended
     size: int
@@ -271,7 +279,7 @@ def open_header(append: Append) -> Header:
 
 
 def nowhere(count: int) -> Appended:
-    """Return the answer for a partition that does not exist."""
+    """Return the answer to an append of `count` messages to a partition that does not exist."""
     outcomes = (NotStored("queue_not_found"),) * count
     return Appended(0, 0, 0, 0, outcomes, tuple(range(count)))
 
@@ -289,8 +297,8 @@ def append_record(
     """Append the new messages of a record to the log.
 
     `line_of` returns the partition's line of a producer, `find_ids` the offsets of those client ids
-    that are remembered; `refuse` is a code that every new message is answered with. Changes the log
-    and the lines.
+    that are remembered; `refuse` is a code that every new message is answered with; None: new
+    messages may be stored. Changes the log and the lines.
     """
     log.acts += 1
     size = sum(header.sizes)
@@ -315,7 +323,7 @@ class _Run:
 def _runs(header: Header, line_of: Callable[[bytes], ProducerLine]) -> list[_Run] | None:
     """Return the record's runs if all of them are new; None: judge message by message.
 
-    Changes nothing. The cost is that of the runs, not of the messages.
+    Adds nothing to the lines. It takes Python steps for each run, not for each message.
     """
     indexes, count = header.producer_indexes, header.count
     if not header.producers:
@@ -412,7 +420,8 @@ def _append_singly(
 def _place(
     log: PartitionLog, append: Append, size: int, known: int | None, refuse: str | None
 ) -> Stored | NotStored:
-    """Return the outcome for a message that its producer's line does not know."""
+    """Append a message that its producer's line does not know, unless its client id is known
+    (`known`: the offset) or it is refused. Returns the outcome."""
     if known is not None:
         return Stored(known, duplicate=True)
     code = refuse or log.refusal(append, 1, size)
@@ -442,7 +451,7 @@ class IdBuckets:
         self._untils.remove(until)
 
     def live(self, wall_unix_ms: int) -> list[int]:
-        """Return the buckets whose ids still count."""
+        """Return the buckets whose ids are still remembered at this time."""
         return [until for until in self._untils if until > wall_unix_ms]
 
     def passed(self, wall_unix_ms: int) -> list[int]:
@@ -451,13 +460,14 @@ class IdBuckets:
 
 
 KNOWN_MAX: Final = 10_000
-"""Ids that are remembered. If one process has the store, only its requests under way may still make
-something that was dropped, and they end with it. So the latest ids are enough, in memory alone."""
+"""Largest number of ids that `Dropped` remembers. If one process has the store, only its requests
+under way may still make something that was dropped, and they end with the process. So the latest
+ids are enough, in memory alone."""
 
 
 # enforces: R1
 class Dropped:
-    """Ids of the queues and groups that this process dropped last."""
+    """Ids of the queues and groups that this process dropped, the latest KNOWN_MAX of them."""
 
     def __init__(self) -> None:
         self._ids: dict[str, None] = {}

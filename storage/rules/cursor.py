@@ -1,4 +1,4 @@
-"""Decisions of a cursor: own, seek and CursorWrite (R14-R16, R18, R29). Pure.
+"""Decisions about a cursor: own, seek and CursorWrite (R14-R16, R18, R29). Pure.
 
 The side lines themselves may be longer than memory. The cursor keeps how many offsets each has, and
 `find_aside` of the storage returns which offsets of a range are in one.
@@ -27,9 +27,11 @@ from storage.rules.append import PartitionLog
 
 _ENTRY_BYTES: Final = 100
 NUMBER_MAX: Final = (1 << 62) - 1
-"""Largest number. Stores keep signed 64-bit numbers."""
+"""Largest number of attempts, and largest due time, of a retry in a CursorWrite. Stores keep signed
+64-bit numbers."""
 FindAside = Callable[[int, int], Iterable[tuple[int, int]]]
-"""(first, last) -> (offset, key hash) of the offsets in first..last that are in a side line."""
+"""Function of a storage that `GroupCursor.apply` calls: (first, last) -> (offset, key hash) of the
+offsets in first..last that are in a side line of the cursor."""
 
 
 @dataclass(slots=True)
@@ -38,7 +40,7 @@ class Change:
 
     written: Written = field(default_factory=Written)
     passed: list[Range] = field(default_factory=list)
-    """Ranges that were not passed before."""
+    """Ranges that this write made passed."""
     retries: list[Retry] = field(default_factory=list)
     retries_gone: list[int] = field(default_factory=list)
     aside: dict[int, int] = field(default_factory=dict)
@@ -53,7 +55,8 @@ class Change:
 
 
 class GroupCursor:
-    """Cursor of a group in one partition, with the fence around it."""
+    """Cursor of a group in one partition, with the epoch, token and assignment by which earlier
+    owners are fenced."""
 
     __slots__ = (
         "_reason_bytes",
@@ -73,11 +76,13 @@ class GroupCursor:
     def __init__(self, floor: int) -> None:
         self.epoch = 0
         self.token = b""
-        """The owner's token; empty: it has no owner."""
+        """The token of the latest owner; empty: there was none since the cursor was made or reset,
+        by a seek, a purge or a restore."""
         self.previous: int | None = None
-        """The epoch before the present one, if the owner was the same session; it may adopt the
-        deliveries of that epoch. None: the owner was another one, or the epoch is forgotten. A
-        seek, a purge and a restore forget it, and so does a restart of an embedded store."""
+        """The epoch before the present one, if its owner had the same name (`is_same_owner`) and
+        may adopt the deliveries of that epoch. None: the owner was another one, or the epoch is
+        forgotten. A seek, a purge and a restore forget it. So does an embedded store that restarts,
+        or no longer has the cursor in memory."""
         self.assignment = 0
         self.floor = floor
         self.passed = RangeSet()
@@ -88,7 +93,8 @@ class GroupCursor:
         """key hash -> number of offsets in its side line; never 0."""
         self.parked: dict[int, Parked] = {}
         self.ended = RangeSet()
-        """Messages that were pushed and then settled by no ack, ENDED_RANGES_MAX ranges (R21)."""
+        """Messages that were given out and then settled by no ack, ENDED_RANGES_MAX ranges at most
+        (R21)."""
         self.dead = DeadRanges()
         """Unsettled messages that go to the dead letters and are not known to be there."""
 
@@ -153,8 +159,8 @@ class GroupCursor:
         )
 
     def unsettled(self, end: int) -> int:
-        """Return how many of the messages below `end` are not settled. Those in side lines are
-        not."""
+        """Return how many of the messages below `end` are not settled, those in side lines
+        included."""
         return end - self.floor - self.passed.size() + sum(self.lines.values())
 
     def standing(self, offset: int, aside: int | None) -> MessageStatus:
@@ -171,7 +177,7 @@ class GroupCursor:
         return MessageStatus("ready", *tried)
 
     def weight(self) -> int:
-        """The memory that it takes, in entries."""
+        """Return the memory that the cursor takes, in entries of about 100 bytes."""
         beside = len(self.retries) + len(self.lines) + len(self.parked) + len(self.ended)
         reasons = self._reason_bytes // _ENTRY_BYTES
         return 4 + len(self.passed) + beside + len(self.dead) + reasons
@@ -272,7 +278,7 @@ class GroupCursor:
 
     # enforces: R18
     def _set_aside(self, sides: tuple[Side, ...], change: Change) -> None:
-        """Put offsets aside; those that are passed already stay so."""
+        """Set offsets aside; those that are passed already are left as they are."""
         for side in sides:
             key_hash = side.key_hash
             fresh = {
@@ -324,7 +330,8 @@ def check_write(write: CursorWrite, certified: int) -> None:
     """Check that a write names only offsets below the certified end (R10).
 
     Raises:
-        Refused: invalid_request: it does not, or a range is reversed.
+        Refused: invalid_request: it does not, a range is reversed, or a number is negative or
+            above NUMBER_MAX.
     """
     highest = max((last for _, last in write.settled), default=-1)
     highest = max(highest, max((last for _, last in write.ended), default=-1))
@@ -351,7 +358,7 @@ def check_write(write: CursorWrite, certified: int) -> None:
 
 # enforces: R11
 def start_floor(start: Start, log: PartitionLog) -> int:
-    """Return the floor of a cursor that starts there. An offset is moved into the retained
+    """Return the floor of a new cursor for this start. An offset is moved into the retained
     range."""
     if start == "earliest":
         return log.start
@@ -362,8 +369,8 @@ def start_floor(start: Start, log: PartitionLog) -> int:
 
 # enforces: P1, R12
 def settled_by_all(cursors: Iterable[GroupCursor], end: int) -> RangeSet:
-    """Return the offsets below `end` that every group has passed; all of them if there is no
-    group."""
+    """Return the offsets below `end` that every group has passed and that are dying for none; all
+    of them if there is no group. Offsets in side lines are among them."""
     settled = RangeSet([(0, end - 1)] if end else [])
     for cursor in cursors:
         passed = cursor.passed.copy()

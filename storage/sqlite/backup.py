@@ -38,10 +38,12 @@ FLUSH_STEPS: Final = 8
 system has to write. Without these it would wait once for all of the copy, for seconds."""
 FLUSH_LOOK_S: Final = 0.005
 Turn = Callable[[float], None]
-"""Commits everything that waits. The argument is the time to wait for something to commit, in
-seconds. Raises Refused when the writer stops."""
+"""Function of the writer that a copy calls between two steps, and which commits the next batch of
+tasks. The argument is the time to wait for a task, in seconds. Raises Refused when the writer
+stops."""
 CopyProgress = Callable[[int, int], None]
-"""(bytes copied, bytes in all), called in another thread. The second number may grow."""
+"""Called after each step of a copy, in the writer's thread, with (bytes copied, bytes in all). The
+second number may grow."""
 
 
 class BackupCopy:
@@ -83,12 +85,13 @@ class BackupCopy:
             raise
 
     def end_if(self, failure: BaseException | None) -> None:
-        """End it if there is a failure, because it cannot begin."""
+        """End the copy with this failure, because it cannot begin. With None nothing happens."""
         if failure is not None:
             self.end(failure)
 
     def end(self, failure: BaseException | None) -> None:
-        """Mark it as ended; nothing more happens. From any thread."""
+        """Let `wait` return, or raise `failure` if there is one. Nothing happens if the copy has
+        ended already. Callable from any thread."""
 
         def resolve() -> None:
             if self._done.done():
@@ -182,7 +185,8 @@ class BackupCopy:
 GENERATION_MAX: Final = (1 << 32) - 1
 """Largest generation. Receipts hold 32 bits of it."""
 EPOCHS_RAISED: Final = 1 << 24
-"""Number of epochs by which cursors are raised: more owners than a lost history can have had."""
+"""Number by which a restore raises the epoch of each cursor: more than the owners that the lost
+history can have had."""
 _SLICE: Final = 1000
 _INSERT_PARTITION: Final = insert("partition", codec.PARTITION_COLUMNS)
 
@@ -209,8 +213,8 @@ def renew_store(path: Path, *, raised_by: int, partitions: Mapping[str, int]) ->
     queue of the catalog has. Those that are not in the copy are made, of a raised generation too.
 
     Raises:
-        Refused: storage_unavailable: it cannot be opened, as the broker would not open it, or a
-            generation has no more room.
+        Refused: storage_unavailable: the copy cannot be opened, for the reasons of `open_store`, or
+            a log's generation would be above GENERATION_MAX.
     """
     opened = open_store(path)
     try:
@@ -246,8 +250,8 @@ def _renew(
 def _slices(
     connection: sqlite3.Connection, table: str, columns: str
 ) -> Iterator[list[codec.Found]]:
-    """Yield all rows, a slice at a time. Each is read to its end, so that the caller may change
-    it."""
+    """Yield all rows of a table, a slice at a time. Each slice is read to its end, so that the
+    caller may change its rows."""
     after = -1
     ids = f"SELECT id FROM {table} WHERE id > ? ORDER BY id LIMIT {_SLICE}"
     while rows := connection.execute(
@@ -298,8 +302,9 @@ def _raise_epochs(connection: sqlite3.Connection) -> int:
 def _make_missing(
     connection: sqlite3.Connection, raised_by: int, partitions: Mapping[str, int]
 ) -> None:
-    """Make partitions of queues that were made while the copy was. The broker would make them at
-    its start, but of the generation that they had in the lost history."""
+    """Make the partitions that the catalog has and the copy lacks, because their queues were made
+    later. The broker would make them at its start, but of the generation that they had in the lost
+    history."""
     there = set(connection.execute("SELECT queue_id, number FROM partition").fetchall())
     (last_row,) = connection.execute(
         "SELECT max(id) FROM (SELECT id FROM partition UNION ALL "

@@ -29,23 +29,24 @@ SLICE_BYTES: Final = 128 * 1024
 """Bytes handed to commits after which a slice is due as soon as no task waits. Smaller slices take
 hardly less time. measured: docs/benchmarks/tuning.md"""
 SLICE_EVERY_S: Final = 0.02
-"""The least time between two slices. A queue that is alone and brings 40 MB/s pays a tenth of that
-for small ones."""
+"""The least time between two slices, in seconds. Small slices that follow at once would cost a
+queue that is alone, and brings 40 MB/s, a tenth of its messages."""
 SLICE_WAL_BYTES: Final = 1_048_576
-"""The same of the WAL itself, as far as is known, if commits are small. They write the same pages
-again and again, of which the last ones are copied."""
+"""Estimated growth of the WAL, in bytes, after which a slice is due as soon as no task waits. Small
+commits reach this bound before SLICE_BYTES, because they write the same pages again and again, of
+which only the last version is copied."""
 BUSY_FACTOR: Final = 8
 """Multiple of SLICE_BYTES or SLICE_WAL_BYTES from which a slice is due even if a task waits. A
 store that is never free must not make the WAL long."""
 COMMIT_BYTES: Final = 16 * 1024
-"""The least that a commit adds to the WAL beyond the bytes that it was handed."""
+"""Estimate of the bytes that a commit adds to the WAL beyond those that it was handed."""
 WHOLE_FRAMES: Final = 4096
-"""Length from which a WAL is copied whole by the next slice: 16 MiB, once or twice a second beside
-a flood."""
+"""Number of frames (pages in the WAL) from which the next slice copies the whole WAL: 16 MiB, once
+or twice a second beside a flood."""
 LONG_FRAMES: Final = 8192
-"""Length of the WAL from which a slice is due, whichever tasks wait. The length is an estimate,
-with a page for each row changed since the last look: a commit that goes to hundreds of partitions
-adds megabytes."""
+"""Number of frames (pages in the WAL) from which a slice is due, even if tasks wait. The number is
+an estimate, with a page for each row changed since the last checkpoint, because a commit that goes
+to hundreds of partitions adds megabytes."""
 _LATER: Final = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL"})
 """Errors after which no page counts as copied. It is durable in the WAL, and copied the next
 time."""
@@ -53,16 +54,17 @@ _FSYNC: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)  # not
 
 
 class Checkpointer:
-    """Called by the writer's thread, between two transactions.
+    """Copier of the WAL into the file. The writer's thread calls it, between two transactions.
 
     `mark`: a connection that does nothing but mark a point in the WAL. `slicer`: one that does
-    nothing but slices. It has no fsyncs from here on, because they would sync a WAL that was synced
-    (measured: docs/benchmarks/tuning.md). It is closed with this; if it were the last one to be
-    closed, SQLite would copy everything with it. Both are used by the writer's thread, between two
-    of its transactions, because SQLite before 3.51.3 corrupts a WAL that two connections write and
-    copy at once. `file`: the store's file, opened for this, and closed when no connection is open
-    any more, because a process that closes any descriptor of a file loses its locks on it.
-    `on_broken`: called with a sentence, from any thread, when nothing may be copied any more.
+    nothing but slices. It makes no fsyncs, because they would sync a WAL that was synced (measured:
+    docs/benchmarks/tuning.md). `close` closes it before the others; if it were the last one, SQLite
+    would copy everything with it. Both are used by the writer's thread, between two of its
+    transactions, because SQLite before 3.51.3 corrupts a WAL that two connections write and copy at
+    once. `file`: a descriptor of the store's file for fsyncs. Its owner closes it when no
+    connection is open any more, because a process that closes any descriptor of a file loses its
+    locks on it. `on_broken`: called with a sentence, from any thread, when nothing may be copied
+    any more.
     """
 
     def __init__(
@@ -87,15 +89,16 @@ class Checkpointer:
         self._now = now
         self._last_slice = now()
         self._commit_bytes = 0
-        """Bytes handed to commits since the last slice."""
+        """Bytes handed to commits since the last slice or whole checkpoint."""
         self._wal_bytes = 0
-        """Approximate growth of the WAL since the last slice, in bytes."""
+        """Approximate growth of the WAL since the last slice or whole checkpoint, in bytes."""
         self._frames = 0
-        """Frames in the WAL, as of the last slice."""
+        """Frames in the WAL at the last slice; 0 after a whole checkpoint."""
         self._row_changes = writer.total_changes
         """Number of rows that the writer's connection had changed at the last checkpoint."""
         self.has_rest = False
-        """Whether the WAL has something that the file does not have for good."""
+        """Whether a commit has ended since the last whole checkpoint, so that the WAL has something
+        that the file does not have for good."""
         self._sync_lock = threading.Lock()
         self._is_lost = False
         """Whether copied pages may be lost. The WAL that has them must not start anew then."""
@@ -107,7 +110,7 @@ class Checkpointer:
         self._flush_thread.start()
 
     def on_commit(self, size: int) -> None:
-        """Note that a commit has ended that was handed `size` bytes."""
+        """Note the end of a commit that was handed `size` bytes."""
         self._commit_bytes += size
         self._wal_bytes += COMMIT_BYTES + size
         self.has_rest = True
@@ -124,15 +127,15 @@ class Checkpointer:
         return is_much and self._now() >= self._last_slice + SLICE_EVERY_S
 
     def advance(self) -> None:
-        """Copy a slice, or everything that is left if the WAL is long."""
+        """Copy a slice, or from WHOLE_FRAMES on everything that is left in the WAL."""
         if self._frames >= WHOLE_FRAMES:
             self.finish()
         else:
             self._guard(self._slice)
 
     def finish(self) -> None:
-        """Copy everything that is left. If a reader still uses an earlier state, copy up to that,
-        and the rest the next time."""
+        """Copy everything that is left in the WAL. If a reader still uses an earlier state, copy up
+        to that state, and the rest the next time."""
         self._guard(self._finish)
 
     def release_mark(self) -> None:
@@ -186,9 +189,9 @@ class Checkpointer:
                 return
 
     def _sync(self) -> bool:
-        """Fsync the file. Returns whether it has the copied pages for good. One call at a time,
-        because Linux reports a failed write once for each descriptor, to whichever caller comes
-        first."""
+        """Fsync the file. Returns whether the file has the copied pages for good. One call at a
+        time, because Linux reports a failed write once for each descriptor, to whichever caller
+        comes first."""
         with self._sync_lock:
             if not self._is_lost:
                 try:
@@ -199,7 +202,8 @@ class Checkpointer:
             return not self._is_lost
 
     def close(self) -> None:
-        """End the thread, and the slicer. Blocks. Called by the thread that called the rest."""
+        """End the flush thread, and close the slicer's connection. Blocks. Called by the writer's
+        thread."""
         self._slicer.close()
         self._is_closing = True
         self._flush_wanted.set()

@@ -23,9 +23,9 @@ from storage.rules.append import Effect, PartitionLog, ProducerLine
 
 OFFSET_BITS: Final = 40
 _CHUNK: Final = 5 * 1024
-"""Bytes given to zlib at once. It gives up the GIL for more than 5 KiB, and getting it back from a
-busy event loop takes up to its switch interval. In pieces, a checksum costs microseconds and not
-milliseconds."""
+"""Bytes given to zlib at once, of blobs up to _LARGE. For more than 5 KiB zlib gives up the GIL,
+and getting it back from a busy event loop takes up to the interpreter's switch interval. In pieces,
+a checksum costs microseconds and not milliseconds."""
 _LARGE: Final = 128 * 1024
 CURSOR_VERSION: Final = 1
 Row = tuple[int | str | bytes | None, ...]
@@ -53,7 +53,7 @@ def row_checksum(*fields: int | str | bytes | None, blob: bytes = b"") -> int:
 
 
 def signed(number: int) -> int:
-    """Return a 64-bit hash as SQLite keeps it."""
+    """Return an unsigned 64-bit hash as the signed number that SQLite keeps."""
     return number - (1 << 64) if number >> 63 else number
 
 
@@ -63,7 +63,7 @@ def unsigned(number: int) -> int:
 
 
 def pack_ranges(ranges: RangeSet) -> bytes:
-    """Pack two columns: firsts, lasts."""
+    """Pack ranges into a blob of two columns: all first offsets, then all last ones."""
     firsts, lasts = ranges.columns()
     return array("Q", firsts).tobytes() + array("Q", lasts).tobytes()
 
@@ -162,8 +162,8 @@ def unpack_retry(
 
 
 def retry_checksum(cursor: int, *columns: Any) -> int:
-    """Return the checksum of RETRY_COLUMNS. If the last two are empty, it is that of schema version
-    1."""
+    """Return the checksum of a retry's row: the row id of its cursor, and RETRY_COLUMNS. If the
+    last two columns are empty, it is the checksum that schema version 1 had."""
     *numbers, rejected, reason = columns
     if not rejected and reason is None:
         return row_checksum(cursor, *numbers)
@@ -246,7 +246,8 @@ def unpack_line(row: Found, partition_row: int, producer: bytes) -> ProducerLine
 
 
 ROWS_MAX: Final = 64
-"""Rows of one statement. Each number of rows is a statement of its own in SQLite's cache."""
+"""Most rows of one statement, where no other bound is given. Each number of rows is a statement of
+its own in SQLite's cache."""
 
 
 class BatchStatement:
@@ -267,7 +268,7 @@ class BatchStatement:
         return text
 
     def execute(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        """Run it over these rows. Without any, nothing happens."""
+        """Run the statement over these rows. Without any, nothing happens."""
         for low in range(0, len(rows), self._rows_max):
             some = rows[low : low + self._rows_max]
             connection.execute(self._text(len(some)), tuple(chain.from_iterable(some)))

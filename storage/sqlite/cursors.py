@@ -35,7 +35,8 @@ Key = tuple[int, int]
 
 
 class SideRows:
-    """Rows that wait to be written. None, or a length of 0: the row is deleted."""
+    """Rows beside the cursors' that wait to be written: retries, side lines, parked keys, dying and
+    ended ranges. None, a length of 0 or an empty text: the row is to be deleted."""
 
     def __init__(self, transaction: Transaction, report: Callable[[str], None]) -> None:
         self._transaction = transaction
@@ -48,7 +49,8 @@ class SideRows:
         self._dead: dict[int, str] = {}
 
     def load(self, row_id: int, cursor: GroupCursor, name: str) -> None:
-        """Complete a cursor that was read from this row; `name` is for reports of damage."""
+        """Add to a cursor what lies in the rows beside its own row, whose id is `row_id`; `name` is
+        for reports of damage."""
         select = self._transaction.connection.execute
         for *retry, checksum in select(
             f"SELECT {codec.RETRY_COLUMNS}, checksum FROM retry WHERE cursor = ?", (row_id,)
@@ -215,11 +217,12 @@ class SideRows:
 
 
 CURSORS_CACHED_WEIGHT_MAX: Final = 2_000_000
-"""Entries of all cached cursors together (ranges, retries, lines, parked keys), ~100 bytes each."""
+"""Bound of the entries of all cached cursors together (ranges, retries, lines, parked keys), ~100
+bytes each. One cursor alone may be larger."""
 WRITTEN_WHOLE_BYTES_MAX: Final = 2048
 _EPOCH_SALVAGED: Final = 1 << 32
-"""Added to the epoch of a cursor whose row was damaged, because the row may not tell the epoch. The
-sum is above any epoch that there was."""
+"""Added to the epoch of a cursor whose row was damaged, because the epoch in the row may be
+damaged, too. The sum is above any epoch that the cursor has had."""
 
 _CURSOR: Final = "id, epoch, token, assignment, floor, passed, checksum"
 _INSERT_CURSOR = insert("cursor", f"{_CURSOR}, version, partition, group_id")
@@ -236,7 +239,7 @@ class StoredCursor:
     row_id: int
     cursor: GroupCursor
     fresh: list[Range] = field(default_factory=list)
-    """Ranges that were passed since it was last written."""
+    """Ranges that the cursor has passed since it was last written."""
     fence_changed: bool = False
     whole_bytes: int = 0
     log_bytes: int = 0
@@ -244,7 +247,8 @@ class StoredCursor:
 
 
 class CursorWriteState:
-    """Hot cursors, by place. `find_log` returns the log of a partition."""
+    """Cursors that are cached in memory, by place, with their changes that wait to be written.
+    `find_log` returns the log of a partition; `report` gets a sentence about damage."""
 
     def __init__(
         self,
@@ -350,7 +354,7 @@ class CursorWriteState:
 
     def drop(self, place: CursorPlace) -> None:
         """Drop the cursor; its rows are garbage then. Nothing happens if it does not exist. The
-        write state is flushed."""
+        caller has flushed the write state before."""
         stored = self.find(place)
         if stored is None:
             return
@@ -362,8 +366,8 @@ class CursorWriteState:
         self.forget_examined(stored.partition_row)
 
     def replace(self, place: CursorPlace, partition_row: int, floor: int) -> None:
-        """Replace the cursor by a fresh one with a row of its own, so that the old one's rows can
-        be deleted in slices. The write state is flushed."""
+        """Replace an existing cursor by a fresh one with a row of its own, so that the old one's
+        rows can be deleted in slices. The caller has flushed the write state before."""
         stored = self.find(place)
         if stored is None:
             raise AssertionError("the caller has found it")
@@ -385,7 +389,8 @@ class CursorWriteState:
 
     # enforces: P7
     def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
-        """Apply fenced changes. If one names offsets that are not certified, none is applied."""
+        """Apply fenced changes. If `check_write` refuses one, none is applied, and Refused is
+        raised."""
         found = [self.find(write.place) for write in writes]
         for write, stored in zip(writes, found, strict=True):
             log = self._find_log(write.place.partition)
@@ -437,11 +442,12 @@ class CursorWriteState:
         return self._examined.setdefault(partition_row, RangeSet())
 
     def forget_examined(self, partition_row: int) -> None:
-        """Let trimming look at all offsets of the partition again."""
+        """Forget which offsets of the partition were examined, so that trimming looks at all of
+        them again."""
         self._examined.pop(partition_row, None)
 
     def aside_between(self, stored: StoredCursor, first: int, last: int) -> list[int]:
-        """Return the offsets in first..last that are in its side lines, ascending."""
+        """Return the offsets in first..last that are in side lines of the cursor, ascending."""
         if not stored.cursor.lines:
             return []
         return [offset for offset, _ in self._side_rows.find_aside(stored.row_id, first, last)]
@@ -498,7 +504,8 @@ class CursorWriteState:
             self._evict(place)
 
     def shrink(self) -> None:
-        """Keep the cache within its bound. Called after a commit."""
+        """Keep the cache within its bound by dropping the cursors whose last use is longest ago.
+        Called after a commit, when nothing waits to be written."""
         while self._weight > CURSORS_CACHED_WEIGHT_MAX and len(self._cursors) > 1:
             self._evict(next(iter(self._cursors)))
 

@@ -18,7 +18,7 @@ from typing import Final
 from push.errors import Refused
 
 FILE: Final = "store.sqlite"
-"""The store's name in a data folder."""
+"""Name of the store's file in a data folder."""
 APPLICATION_ID: Final = 0x544F4353  # "TOCS"
 SQLITE_MIN: Final = (3, 37, 0)
 """Oldest version with STRICT tables; UPDATE FROM is older."""
@@ -29,17 +29,18 @@ STEPS: Final[tuple[str, ...]] = tuple(
 """SQL that makes schema version 1 from nothing, 2 from 1, and so on. A step is never changed once
 it has been released; the next version is one more step."""
 QUICK_CHECK_BYTES_MAX: Final = 256 * 1_048_576
-"""Largest file that is checked after an unclean stop before it is used, which takes seconds. A
-larger one would keep the broker away for minutes after every kill. Its damage is found by the
-checksum of each row when the row is used."""
+"""Size in bytes of the largest file whose structure is checked after an unclean stop, before it is
+used, which takes seconds. The check of a larger one would keep the broker away for minutes after
+every kill; its damage is found by the checksum of each row when the row is used."""
 WAL_BYTES_MAX: Final = 64 * 1_048_576
-"""Size to which the WAL is cut down after a burst."""
+"""Size in bytes above which the writer copies the WAL into the file and empties it, and to which
+SQLite cuts a longer one when it starts anew."""
 _SYNCHRONOUS: Final = {"NORMAL": 1, "FULL": 2, "EXTRA": 3}
 
 
 @dataclass(slots=True)
 class StoreConnections:
-    """The store's file, held by this process alone."""
+    """The connections to the store's file, which this process alone holds."""
 
     path: Path
     writer: sqlite3.Connection
@@ -51,17 +52,19 @@ class StoreConnections:
     slicer: sqlite3.Connection
     """Copies from the WAL into the file (`storage.sqlite.checkpoint`), in the writer's thread."""
     file: int
-    """The file once more, to fsync it beside the writer's connection."""
+    """Another descriptor of the file, by which it is fsynced while the writer's connection
+    works."""
     incarnation: str
     lock: int
     synchronous: str
     was_clean: bool
 
     def close(self, *, is_broken: bool = False) -> None:
-        """Close the connections, then the file. `is_broken`: nothing may be copied out of the WAL
-        any more. SQLite copies when the last connection is closed, so one stays open, and no other
-        process may have the file until this one has ended. A process that opened it before would
-        see in the shared index of the WAL which pages had been copied, and not copy them again."""
+        """Close the connections, then the file and the lock. `is_broken`: nothing may be copied out
+        of the WAL any more. SQLite copies when the last connection is closed, so one stays open,
+        and no other process may have the file until this one has ended. A process that opened it
+        before would see in the shared index of the WAL which pages had been copied, and not copy
+        them again."""
         self.slicer.close()
         if is_broken:
             # The interpreter does not close it either when it ends.
@@ -82,8 +85,9 @@ def open_store(
     """Open the store in this file, or make it if it does not exist. Blocks.
 
     Raises:
-        Refused: storage_unavailable: in use, damaged, of a newer version, not a store, or on a
-            file system that cannot do what durability needs. The file was not changed.
+        Refused: storage_unavailable: in use, damaged, of a newer version, not a store, on a file
+            system that cannot do what durability needs, or SQLite is too old. Stored messages were
+            not changed.
     """
     if sqlite3.sqlite_version_info < SQLITE_MIN:
         raise _unavailable(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 or newer is needed")
@@ -158,7 +162,7 @@ def _sync_wal(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make durable which files the folder has."""
+    """Fsync a folder, so that the names of new files in it are durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -247,7 +251,8 @@ def check_pragmas(writer: sqlite3.Connection, synchronous: str) -> None:
 
 # enforces: P13
 def _check_structure(writer: sqlite3.Connection, path: Path) -> bool:
-    """Whether the last stop was clean; after an unclean one the structure is checked."""
+    """Whether the last stop was clean, or the store is new. After an unclean stop the structure is
+    checked, if the file has at most QUICK_CHECK_BYTES_MAX."""
     if not writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         return True
     row = writer.execute("SELECT value FROM meta WHERE name = 'clean'").fetchone()

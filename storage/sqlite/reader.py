@@ -36,7 +36,8 @@ from storage.sqlite.state import WriteState
 
 T = TypeVar("T")
 _BAD_MAX: Final = 64
-"""Damaged records that one read meets before it answers with what it has."""
+"""Number of damaged records after which a read looks no further, and answers with the records that
+it has found."""
 
 
 class StoreReader:
@@ -70,7 +71,7 @@ class StoreReader:
         return await future
 
     def close(self) -> None:
-        """Finish the reads that were begun, then end the thread."""
+        """Finish all reads that were requested, then end the thread. Blocks."""
         self._queue.put(None)
         self._thread.join()
 
@@ -112,7 +113,7 @@ class StoreReader:
 
 
 def log_of(connection: sqlite3.Connection, partition: Partition) -> PartitionLog | None:
-    """Return the log in a partition's row; None: there is no row. Raises Refused if it is
+    """Return the log in a partition's row; None: there is no row. Raises Refused if the row is
     damaged."""
     row = connection.execute(
         f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ? AND number = ?",
@@ -122,7 +123,7 @@ def log_of(connection: sqlite3.Connection, partition: Partition) -> PartitionLog
 
 
 def unpack_log(row: codec.Found) -> PartitionLog:
-    """Return the log of a row of PARTITION_COLUMNS. Raises Refused if it is damaged."""
+    """Return the log of a row of PARTITION_COLUMNS. Raises Refused if the row is damaged."""
     log = codec.unpack_partition(row)
     if log is None:
         *_, queue_id, number = row
@@ -141,7 +142,8 @@ def read_records(
     until: int | None,
     sealer: Sealer,
 ) -> tuple[Read, list[int]]:
-    """Answer `Storage.read`, and the rows that are damaged."""
+    """Answer `Storage.read`. Returns the answer, and the row ids of damaged records that were
+    met."""
     log = log_of(connection, partition)
     if log is None:
         return Read((), 0, 0), []
@@ -189,7 +191,8 @@ def read_each(
     bytes_max: int,
     sealer: Sealer,
 ) -> tuple[tuple[Record | None, ...], list[int]]:
-    """Answer `Storage.read_each`, and the rows that are damaged."""
+    """Answer `Storage.read_each`. Returns the answer, and the row ids of damaged records that were
+    met."""
     found: list[Record | None] = []
     bad: list[int] = []
     record: Record | None = None
@@ -212,8 +215,9 @@ def read_each(
 def _damage(
     connection: sqlite3.Connection, log: PartitionLog, bad: dict[int, str], offset: int, end: int
 ) -> tuple[Damage, ...]:
-    """Return damaged records of offset..end, those found now and those quarantined before, because
-    each group and each reader has to learn of them."""
+    """Return the damaged records from `offset` up to `end` (excluded), those found now (`bad`: row
+    id -> reason) and those quarantined before, because each group and each reader has to learn of
+    them."""
     low = codec.record_row_id(log.row_id, 0)
     high = codec.record_row_id(log.row_id, end)
     known = connection.execute(
@@ -230,7 +234,8 @@ def _damage(
 
 
 def span(connection: sqlite3.Connection, log: PartitionLog, row_id: int) -> int:
-    """Return how many offsets a damaged record may have had. Its own count may be damaged."""
+    """Return how many offsets a damaged record may have had: as many as its row says, or all up to
+    the next record if that is impossible, because the row's count may be damaged."""
     (after,) = connection.execute(
         "SELECT min(id) FROM record WHERE id > ? AND id < ?",
         (row_id, codec.record_row_id(log.row_id, log.next_offset)),
@@ -242,8 +247,8 @@ def span(connection: sqlite3.Connection, log: PartitionLog, row_id: int) -> int:
 
 
 def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int) -> int:
-    """Answer `Storage.offset_at`, by bisection. It is exact if the clocks of publishers did not run
-    backwards, otherwise one of the places where the time was crossed."""
+    """Answer `Storage.offset_at`, by bisection. The offset is exact if the clocks of publishers did
+    not run backwards, otherwise one of several at which the times of publishing pass `unix_ms`."""
     log = log_of(connection, partition)
     if log is None:
         raise Refused("queue_not_found", "the storage has no such partition")
@@ -385,7 +390,8 @@ def cursor_of(connection: sqlite3.Connection, place: CursorPlace) -> Cursor | No
 
 
 def _cursor(connection: sqlite3.Connection, place: CursorPlace) -> tuple[int, GroupCursor] | None:
-    """Return (row, cursor), with the offsets that it has passed; None: there is none."""
+    """Return (row id, cursor), the cursor with its floor and passed offsets only; None: no such
+    cursor exists."""
     row = connection.execute(
         "SELECT cursor.id, floor, passed FROM cursor JOIN partition "
         "ON partition.id = cursor.partition WHERE queue_id = ? AND number = ? AND group_id = ?",
@@ -400,13 +406,13 @@ def _cursor(connection: sqlite3.Connection, place: CursorPlace) -> tuple[int, Gr
 
 
 def _ended(connection: sqlite3.Connection, row_id: int) -> RangeSet:
-    """Return the messages that were pushed and then settled by no ack."""
+    """Return the offsets that a cursor keeps as given out and then settled by no ack."""
     row = connection.execute("SELECT ranges FROM ended WHERE cursor = ?", (row_id,)).fetchone()
     return codec.unpack_ranges(row[0]) if row is not None else RangeSet()
 
 
 def _dead(connection: sqlite3.Connection, row_id: int) -> DeadRanges:
-    """Return the ranges of a cursor that go to the dead letters."""
+    """Return the dying messages of a cursor, which are on their way to the dead letters."""
     dead = DeadRanges()
     for (ranges,) in connection.execute("SELECT ranges FROM dead WHERE cursor = ?", (row_id,)):
         dead = dead_of(ranges)

@@ -42,10 +42,10 @@ from storage.sqlite.cursors import CursorWriteState
 _INSERT_ID: Final = insert("client_id", "partition, until_unix_ms, digest, place, checksum")
 _FIND_IDS: Final = "SELECT digest, place, until_unix_ms, checksum FROM client_id WHERE"
 _SLICE: Final = 2000
-"""Rows deleted at a time."""
+"""Number of client ids deleted at a time."""
 _FREE_CHECK_S: Final = 0.5
-"""Time between two looks at the free space. At 500 MB/s a disk loses less than the reserve in
-it."""
+"""Least time between two looks at the free space, in seconds. A disk written at 500 MB/s loses less
+than the reserve meanwhile."""
 
 
 class FreeSpace:
@@ -60,7 +60,7 @@ class FreeSpace:
 
     # enforces: R31
     def is_enough(self) -> bool:
-        """Whether there is more than the reserve, so that new messages may be stored."""
+        """Whether at least the reserve is free, so that new messages may be stored."""
         now = time.monotonic()
         if now - self._checked >= _FREE_CHECK_S:
             self._checked = now  # first, so that other threads use the known value meanwhile
@@ -83,11 +83,11 @@ class IdState:
         """(partition row, digest) -> (offset, until) of ids that `flush` has to write."""
 
     def forget(self, partition_row: int) -> None:
-        """Keep nothing of the partition in memory."""
+        """Forget which buckets the partition has. They are read from the file when needed again."""
         self._buckets.pop(partition_row, None)
 
     def buckets(self, partition_row: int) -> IdBuckets:
-        """The partition's buckets of client ids."""
+        """Return the partition's buckets of client ids, from memory or from the file."""
         buckets = self._buckets.get(partition_row)
         if buckets is None:
             buckets = self._buckets[partition_row] = IdBuckets()
@@ -104,7 +104,7 @@ class IdState:
 
     # enforces: R8
     def find(self, partition_row: int, digests: list[bytes], wall_unix_ms: int) -> dict[bytes, int]:
-        """Return the offsets of those of these ids that are remembered."""
+        """Return digest -> offset of those of these client ids that are remembered."""
         found: dict[bytes, int] = {}
         ask: list[bytes] = []
         for digest in digests:
@@ -159,12 +159,13 @@ class IdState:
 
 
 PARTITIONS_CACHED_MAX: Final = 20_000
-"""Partitions whose logs are cached, about 1 KiB each."""
+"""Largest number of partitions whose logs are cached, about 1 KiB each."""
 LINES_CACHED_MAX: Final = 50_000
 LINE_ENTRIES_CACHED_MAX: Final = 2_000_000
-"""Sequences of all cached lines together, 16 bytes each."""
+"""Largest number of sequences in all cached producer lines together, 16 bytes each."""
 PARTITION_ROWS_MAX: Final = 1 << 22
-"""Largest number of a partition's row. A record's row id has 63 bits, 40 of them for the offset."""
+"""Bound of the row ids of partitions, all below it. A record's row id has 63 bits, 40 of them for
+the offset."""
 
 _INSERT_PARTITION = insert("partition", codec.PARTITION_COLUMNS)
 _UPDATE_PARTITION = update("partition", codec.PARTITION_CHANGES)
@@ -175,7 +176,8 @@ LineKey = tuple[int, bytes]
 
 
 class WriteState:
-    """Hot partitions, producer lines and cursors, and the rows that wait to be written."""
+    """Partitions, producer lines and cursors that are cached in memory, and the rows that wait to
+    be written."""
 
     def __init__(
         self,
@@ -207,12 +209,13 @@ class WriteState:
         self._moved_lines: set[LineKey] = set()
         self._records: list[codec.Row] = []
         self.records_written = 0
-        """Number of records in the last transaction that wrote any."""
+        """Number of records in the last flush that wrote any."""
         self._dropped = Dropped()
         self.has_garbage = bool(
             self._connection.execute("SELECT 1 FROM garbage LIMIT 1").fetchone()
         )
-        """Whether rows of something that was dropped may be left, which the trimmer deletes."""
+        """Whether rows of dropped queues, groups or cursors may be left, which the trimmer
+        deletes."""
         self.swept_bucket = 0
         """The bucket of time up to which the trimmer has swept the lines of idle producers."""
         self.ids = IdState(self.transaction, report)
@@ -228,11 +231,12 @@ class WriteState:
         return max(row[0] or 0 for row in rows)
 
     def wall_unix_ms(self) -> int:
-        """Return the time of the wall clock."""
+        """Return the time of the wall clock, in unix milliseconds."""
         return int(self._wall() * 1000)
 
     def is_sweep_due(self) -> bool:
-        """Whether a slice of sweeping would find anything to do."""
+        """Whether a slice of sweeping may find rows to delete: garbage, or lines of idle
+        producers."""
         return self.has_garbage or line_bucket(self.wall_unix_ms()) > self.swept_bucket
 
     # --- Partitions ----------------------------------------------------------------------------
@@ -264,8 +268,8 @@ class WriteState:
 
     def _total(self, queue_id: str) -> QueueTotal:
         """Return the queue's total. It is read from the file only while no partition of the queue
-        is in memory, so that its rows are the truth. A damaged row counts nothing, and takes
-        nothing."""
+        is in memory, because then the rows in the file are up to date. A damaged row adds nothing,
+        and its partition takes no messages."""
         total = self._totals.get(queue_id)
         if total is None:
             total = self._totals[queue_id] = QueueTotal()
@@ -290,14 +294,16 @@ class WriteState:
         self._changed_partitions[log.row_id] = log
 
     def queue(self, queue_id: str) -> list[PartitionLog]:
-        """Return the queue's partitions by number; empty: unknown."""
+        """Return the logs of a queue's partitions, in the order of their numbers; empty: the queue
+        is unknown."""
         rows = self._connection.execute(
             "SELECT number FROM partition WHERE queue_id = ? ORDER BY number", (queue_id,)
         ).fetchall()
         return [self.get(Partition(queue_id, number)) for (number,) in rows]
 
     def with_starts(self, queue_id: str, starts: Sequence[Start]) -> list[tuple[PartitionLog, int]]:
-        """Return each partition of a queue with the floor that its start means."""
+        """Return the log of each partition of a queue, with the floor that its start means. Raises
+        Refused if the queue is unknown or has another number of partitions."""
         logs = self.queue(queue_id)
         if not logs:
             raise Refused("queue_not_found", f"the storage has no queue {queue_id}")
@@ -306,7 +312,8 @@ class WriteState:
         return [(log, start_floor(s, log)) for log, s in zip(logs, starts, strict=True)]
 
     def create_queue(self, queue_id: str, partitions: int) -> None:
-        """Make the partitions of a queue that do not exist."""
+        """Make those of the queue's partitions that do not exist. Raises Refused if the queue was
+        dropped."""
         self._dropped.check_queue(queue_id)
         there = {log.partition.number for log in self.queue(queue_id)}
         numbers = [number for number in range(partitions) if number not in there]
@@ -344,7 +351,8 @@ class WriteState:
 
     # enforces: R27
     def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
-        """Seal a partition at its end, which is returned. If it is sealed already, return where."""
+        """Close a partition to new messages, and return its end. If that was done before, change
+        nothing and return the end of then."""
         log = self.get(partition)
         if log.sealed_at is None:
             log.sealed_at, log.successors = log.next_offset, tuple(successors)
@@ -487,7 +495,8 @@ class WriteState:
     # --- Cursors -------------------------------------------------------------------------------
 
     def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
-        """Make a group's missing cursors."""
+        """Make those cursors of the group that do not exist. Raises Refused if the group was
+        dropped."""
         places = self.with_starts(queue_id, starts)
         self._dropped.check_group(group_id)
         for log, floor in places:
@@ -502,7 +511,7 @@ class WriteState:
         self.has_garbage = True
 
     def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
-        """Replace a group's cursors by fresh ones."""
+        """Replace a group's cursors by fresh ones at these starts."""
         self.flush()
         places = [
             (CursorPlace(group_id, log.partition), log, floor)

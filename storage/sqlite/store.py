@@ -60,7 +60,7 @@ from storage.sqlite.writer import StoreWriter
 T = TypeVar("T")
 _LOG: Final = logging.getLogger("tocsin.storage")
 _REPORTS_MAX: Final = 20
-"""Reports of damage that are kept for display."""
+"""Number of latest reports of damage that are kept for display."""
 
 
 class SqliteStorage:
@@ -168,23 +168,23 @@ class SqliteStorage:
         await self._writer.submit(partial(self._state.create_queue, queue_id, partitions))
 
     async def drop_queue(self, queue_id: str) -> None:
-        """Delete the queue, durably when this returns. Its space comes back in slices, also after a
-        restart."""
+        """Delete the queue, durably when this returns. Its space is freed in slices afterwards,
+        also after a restart."""
         await self._writer.submit(partial(self._state.drop_queue, queue_id))
 
     async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         await self._writer.submit(partial(self._state.create_group, group_id, queue_id, starts))
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
-        """Drop the group's cursors and side lines. Their space comes back in slices, also after a
-        restart."""
+        """Drop the group's cursors and side lines. Their space is freed in slices afterwards, also
+        after a restart."""
         await self._writer.submit(partial(self._state.drop_group, group_id, queue_id))
 
     async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         await self._writer.submit(partial(self._state.seek, group_id, queue_id, starts))
 
     async def purge(self, queue_id: str, group_id: str | None) -> int:
-        """Drop all messages there. Their space comes back in slices."""
+        """Drop messages as `Storage.purge` says. Their space is freed in slices afterwards."""
         return await self._writer.submit(partial(purge, self._state, queue_id, group_id))
 
     # --- Messages ------------------------------------------------------------------------------
@@ -306,7 +306,8 @@ class SqliteStorage:
         self._writer.wake_up = wake_up
 
     async def state(self) -> StorageState:
-        """`detail` has the file, its durability, free space, commits, and reports of damage."""
+        """Return the state. `detail` has the file, SQLite's version and `synchronous`, the free
+        space, the number of commits, and reports of damage."""
         reasons: list[str] = []
         writable = not self._closed and not self._writer.failure
         if self._closed:

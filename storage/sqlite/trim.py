@@ -27,7 +27,7 @@ from storage.sqlite.cursors import StoredCursor
 from storage.sqlite.state import WriteState
 
 _ROWS: Final = 1000
-"""Most rows deleted in one commit."""
+"""Most records that one call of `sweep_purged` deletes."""
 
 
 def purge(state: WriteState, queue_id: str, group_id: str | None) -> int:
@@ -68,7 +68,7 @@ def _purge_group(state: WriteState, logs: list[PartitionLog], group_id: str) -> 
 
 def sweep_purged(state: WriteState, log: PartitionLog) -> int:
     """Delete a slice of the records below the partition's start, which no client sees any more.
-    Returns the bytes. Such records exist only after a purge."""
+    Returns the bytes of their headers and payloads. Such records exist only after a purge."""
     low, high = _below_start(log)
     connection = state.transaction.connection
     rows = connection.execute(
@@ -88,17 +88,20 @@ def sweep_purged(state: WriteState, log: PartitionLog) -> int:
 
 
 def _below_start(log: PartitionLog) -> tuple[int, int]:
-    """Return the row ids of the records below the start, as far as there may be some."""
+    """Return the lowest and the highest row id that records below the partition's start can
+    have."""
     low = codec.record_row_id(log.row_id, 0)
     return low, codec.record_row_id(log.row_id, log.start) - 1
 
 
 LOOKS: Final = 128
-"""Records looked at, and statements, in one slice: half a millisecond or one, and as much more for
-tasks that share its transaction. If transactions write many records, a slice has twice as many as
-they do, because each may have only one slice, and trimming must not fall behind."""
+"""Most records looked at and statements, added up, in one slice of trimming: half a millisecond or
+one, and as much more for tasks that share its transaction. If transactions write many records, the
+bound is twice their number, because each may have only one slice, and trimming must not fall
+behind."""
 SLICES: Final = 8
-"""Slices of a partition until others have their turn."""
+"""Most slices of one `SqliteStorage.trim` that has freed something, so that other partitions have
+their turn. While nothing is freed, it goes on to the partition's end."""
 _GARBAGE_ROWS: Final = 1000
 _CURSOR_TABLES: Final = ("side", "side_line", "retry", "parked", "ended", "dead", "cursor_log")
 _KEYS: Final = {
@@ -113,7 +116,7 @@ _EMPTY_LINE = update("producer", "id, bucket, resolved, top, sequences, checksum
 
 
 class Trimmer:
-    """Deletion in slices. Used by the writer's thread alone, between other acts."""
+    """Deletion in slices. Used by the writer's thread alone, between other tasks."""
 
     def __init__(self, state: WriteState) -> None:
         self._state = state
@@ -124,7 +127,8 @@ class Trimmer:
 
     # enforces: R31
     def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> tuple[int, bool]:
-        """Delete one slice; returns (bytes freed, whether there may be more to look at)."""
+        """Delete one slice of the partition's records, as `Storage.trim` says, and of its passed
+        client ids. Returns (bytes freed, whether there may be more to look at)."""
         state = self._state
         state.flush()
         log = state.find(partition)
@@ -162,7 +166,8 @@ class Trimmer:
     # --- Garbage and idle producers ------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Delete one slice of rows that no client sees any more."""
+        """Delete one slice of garbage: rows of dropped queues, groups and cursors. If none is left,
+        one slice of the lines of idle producers."""
         row = self._connection.execute("SELECT kind, id FROM garbage LIMIT 1").fetchone()
         if row is None:
             self._state.has_garbage = False
@@ -341,7 +346,7 @@ class _Slice:
         return sorted(offsets)
 
     def _delete(self, doomed: list[tuple[int, int, int, int]]) -> None:
-        """Delete neighbours in one statement."""
+        """Delete these records, which follow each other, in one statement."""
         if doomed:
             self._transaction.begin().execute(
                 "DELETE FROM record WHERE id BETWEEN ? AND ?", (doomed[0][0], doomed[-1][0])

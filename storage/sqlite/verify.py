@@ -18,10 +18,11 @@ from storage.sqlite import codec
 from storage.sqlite.open import APPLICATION_ID, STEPS
 
 FINDINGS_MAX: Final = 20
-"""Most sentences about the structure; a badly torn file has thousands."""
+"""Largest number of sentences about the file's structure; a badly torn file has thousands."""
 _ROWS_AT_ONCE: Final = 256
 RowProgress = Callable[[int, int], None]
-"""(rows looked at, rows in all)."""
+"""Called by `verify_store` after every _ROWS_AT_ONCE rows, with (rows looked at so far, rows in
+all)."""
 
 
 def _partition_is_sound(row: codec.Found) -> bool:
@@ -80,7 +81,7 @@ _TABLES: Final[dict[str, tuple[str, Callable[[codec.Found], bool]]]] = {
 
 
 def _tables(schema_version: int) -> dict[str, tuple[str, Callable[[codec.Found], bool]]]:
-    """Return _TABLES for a store that an earlier program may have written."""
+    """Return what _TABLES has, for the tables and columns of this schema version."""
     tables = {name: one for name, one in _TABLES.items() if schema_version > 2 or name != "dead"}
     if schema_version > 1:
         return tables
@@ -93,13 +94,13 @@ class StoreReport:
     """The rows of a store, and the damaged ones among them."""
 
     findings: list[str] = field(default_factory=list)
-    """Sentences; empty: nothing is damaged."""
+    """Sentences about damage, or why the file cannot be checked; empty: nothing was found."""
     rows: dict[str, int] = field(default_factory=dict)
     damaged: dict[str, int] = field(default_factory=dict)
     """Rows that are not as they were written, by table; those without any are left out."""
     quarantined: int = 0
     """Number of records that were found damaged while the broker worked, and quarantined. They are
-    no news."""
+    not among the `findings`."""
     sealed: int = 0
     """Number of records whose payloads are sealed."""
     unopened: int = 0
@@ -110,8 +111,8 @@ class StoreReport:
 
 
 def verify_store(path: Path, progress: RowProgress, sealer: Sealer | None = None) -> StoreReport:
-    """Check the store in this file, which no process has open. Blocks, for long. With a `sealer`
-    every payload is opened, too.
+    """Check the store in this file, which no process has open. Blocks, for long. With a `sealer`,
+    the sealed payloads of sound records are opened, too.
 
     Raises:
         Refused: storage_unavailable: the sealer cannot have its keys at the moment.
@@ -128,8 +129,8 @@ def verify_store(path: Path, progress: RowProgress, sealer: Sealer | None = None
 
 
 def open_at_rest(path: Path) -> sqlite3.Connection:
-    """Open an SQLite file that no process uses, with a connection that cannot write. A write-ahead
-    log beside it is part of it."""
+    """Open an SQLite file that no process uses, with a connection that cannot write. The content of
+    a write-ahead log beside the file is read, too."""
     wal = Path(f"{path}-wal")
     how = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)
@@ -142,7 +143,7 @@ def open_at_rest(path: Path) -> sqlite3.Connection:
 
 
 def _look_at_kind(connection: sqlite3.Connection, report: StoreReport) -> bool:
-    """Whether it is a store that this program can read."""
+    """Whether the file is a store that this program can read. If not, a finding says why."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     if application_id != APPLICATION_ID:
         report.findings.append("the file is not a store of this broker")
@@ -180,7 +181,7 @@ class _Payloads:
         self._places: dict[int, Partition] = {}
 
     def look(self, rows: list[codec.Found]) -> None:
-        """Look at records that were found sound or not."""
+        """Count the sealed records among these rows, and open those that are sound."""
         for row in rows:
             if not (isinstance(row[-1], bytes) and is_sealed(row[-1])):
                 continue
@@ -194,7 +195,8 @@ class _Payloads:
                 self._report.unopened += 1
 
     def _place(self, row_id: int) -> Partition | None:
-        """Return the partition of a row. None: its row is damaged, or it is being deleted."""
+        """Return the partition whose row has this id. None: there is no such row, because it was
+        deleted."""
         if row_id not in self._places:
             row = self._connection.execute(
                 "SELECT queue_id, number FROM partition WHERE id = ?", (row_id,)

@@ -54,27 +54,31 @@ from storage.sqlite.trim import Trimmer
 T = TypeVar("T")
 BYTES_PER_COMMIT_MAX: Final = 8 * 1_048_576
 TASKS_PER_COMMIT_MAX: Final = 4096
-"""Most tasks of one transaction, for memory, and for the time that others wait."""
+"""Most tasks of one transaction, because of the memory, and the time that later tasks wait."""
 _BATCHES_PER_SWEEP: Final = 16
 """Batches between two slices of garbage under load."""
 IDLE_S: Final = 0.25
-"""Time without a task after which the rest of the WAL goes into the file."""
+"""Time in seconds without a task after which the rest of the WAL is copied into the file."""
 BACKGROUND_S: Final = 0.005
-"""Time without another transaction after which a background task has one of its own."""
+"""Time in seconds without another transaction after which a background task has one of its own."""
 _COMMITS_PER_WAL_CHECK: Final = 64
 """Commits between two looks at the length of the WAL; 64 of the largest are 512 MiB."""
 SMALL_BYTES: Final = 128 * 1024
-"""Largest size of a task that keeps the writer on the loop's core."""
+"""Largest size in bytes of a task for which the writer is pinned to the loop's core."""
 PINNED_S: Final = 0.25
-"""Time for which it is kept there. An idle store keeps its thread nowhere."""
+"""Time in seconds after which a pinned writer is released, until the next small task. So the thread
+of an idle store is not pinned."""
 UNPINNED_S: Final = 1.0
-"""Time after a large task for which the writer runs wherever the kernel puts it."""
+"""Time in seconds after a large task for which the writer is not pinned."""
 HANDOFF_S_MAX: Final = 0.002
-"""Longest time that the loop waits. It does nothing else meanwhile."""
+"""Longest time in seconds that the loop waits for the writer to reach its COMMIT, doing nothing
+else."""
 HANDOFF_BYTES_MIN: Final = 4 * 1024
-"""Size below which the loop has hardly anything else to do, and gives the lock up by itself."""
+"""Size in bytes of a task below which the loop does not wait, because it has hardly anything else
+to do, and gives the lock up by itself."""
 HANDOFF_BYTES_MAX: Final = 128 * 1024
-"""Size above which a commit takes longer than the loop waits, and would begin no sooner."""
+"""Size in bytes of a task above which the loop does not wait, because the commit takes longer than
+HANDOFF_S_MAX, and would begin no sooner."""
 
 
 class Cores:
@@ -101,15 +105,17 @@ def cores() -> Cores | None:
 
 
 class SharedCore:
-    """The core of one store's writer. Everything happens in the loop's thread; `writer` is the
-    native id of the writer's. If `cores` is None, nothing ever happens."""
+    """Pinning of one store's writer to the loop's core. All methods are called in the loop's
+    thread; `writer` is the native id of the writer's thread. If `cores` is None, nothing ever
+    happens."""
 
     def __init__(self, loop: AbstractEventLoop, writer: int, cores: Cores | None) -> None:
         self._loop = loop
         self._cores = cores
         self._writer = writer
         self._allowed: set[int] = set()
-        """The cores where the writer may run otherwise; empty while it is not pinned."""
+        """The cores on which the writer may run when it is released; empty while it is not
+        pinned."""
         self._core = -1
         self._unpinned_until = float("-inf")
         self._timer: TimerHandle | None = None
@@ -162,12 +168,12 @@ class CommitHandoff:
 
     def __init__(self) -> None:
         self.is_idle = False
-        """Whether the writer waits for something to do. Set by its thread."""
+        """Whether the writer waits for a task. Set by its thread; `prepare` resets it."""
         self._gate: threading.Lock | None = None
 
     def prepare(self, size: int) -> bool:
-        """Prepare for `size` bytes, before the loop hands them over. Returns whether the loop
-        should `wait` once everything is handed over that goes with them."""
+        """Prepare for a task of `size` bytes, before the loop hands it over. Returns whether the
+        loop should `wait`, once the other tasks of this turn are handed over, too."""
         if not (self.is_idle and HANDOFF_BYTES_MIN <= size <= HANDOFF_BYTES_MAX):
             return False
         self.is_idle = False
@@ -176,8 +182,8 @@ class CommitHandoff:
         return True
 
     def wait(self) -> None:
-        """Wait in the loop until the writer is at its COMMIT, or has ended without one, for
-        HANDOFF_S_MAX at most. Nothing happens if it is there already."""
+        """Block the loop until the writer is at its COMMIT, or has ended the batch without one, for
+        HANDOFF_S_MAX at most. Returns at once if the writer is that far already."""
         gate = self._gate
         if gate is not None:
             gate.acquire(timeout=HANDOFF_S_MAX)
@@ -192,7 +198,8 @@ class CommitHandoff:
 
 @dataclass(slots=True)
 class WriteTask:
-    """Something that happens wholly or not at all; `run` is called in the writer's thread."""
+    """An act that happens wholly or not at all; the writer's thread calls `run`, and the loop sets
+    the result of the `future`. `size`: about how many bytes are written."""
 
     run: Callable[[], Any]
     future: "asyncio.Future[Any]"
@@ -205,8 +212,9 @@ Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
 class StoreWriter:
-    """Executes tasks in their order. After a failed commit it refuses everything (R31). `readers`
-    is held during each reading transaction."""
+    """The writer's thread, which executes tasks in their order, background tasks when there is
+    time. After a failed commit it refuses everything (R31). `readers`: the lock that the reader
+    holds during each of its transactions."""
 
     def __init__(
         self,
@@ -219,12 +227,13 @@ class StoreWriter:
         on_fatal: Callable[[str], None] | None,
     ) -> None:
         self.failure = ""
-        """The reason why nothing is accepted any more; empty while all is well."""
+        """The failure after which nothing is accepted any more; empty: none has happened."""
         self.wake_up: WakeUp | None = None
         self.commits = 0
         self._commit_s = Histogram()
         self.took = (Took("fsync", "", "", self._commit_s),)
-        """Duration of each COMMIT, its fsync included. Changed by the thread, and read by any."""
+        """Duration of each COMMIT, its fsync included. The writer's thread adds to it, and any
+        thread may read it."""
         self._connection: sqlite3.Connection = connections.writer
         self._state = state
         self._trimmer = trimmer
@@ -236,7 +245,8 @@ class StoreWriter:
         self._background: deque[WriteTask] = deque()
         """Background tasks that have been taken from the queue. Used by the thread alone."""
         self._last_commit = float("-inf")
-        """The time at which the last transaction of others ended."""
+        """The time (`perf_counter`) at which the last transaction with other than background tasks
+        ended."""
         self._copies: deque[BackupCopy] = deque()
         self._batches = 0
         self._checkpointer = Checkpointer(
@@ -256,10 +266,10 @@ class StoreWriter:
     def submit(
         self, run: Callable[[], T], size: int = 0, *, is_background: bool = False
     ) -> "asyncio.Future[T]":
-        """Execute a task. It is handed over when this returns, and the future has its answer once
-        that is durable. Giving the future up does not take the task back. `is_background`: no
-        caller waits for it. One of these goes with each transaction of others, in front of them, or
-        alone if no others come.
+        """Have a task executed. It is handed over when this returns, and the future has its answer
+        once that is durable. Cancelling the future does not take the task back. `is_background`: no
+        caller waits for it. One background task goes with each transaction of other tasks, in front
+        of them, or alone if no others come.
 
         What the future raises:
             Unknown: the commit failed, or it is not known whether it did.
@@ -277,7 +287,8 @@ class StoreWriter:
         return future
 
     def refuse(self, why: str) -> None:
-        """Accept nothing any more. Accepted tasks are executed."""
+        """Accept no further task; later ones are refused with `why`. Accepted tasks are
+        executed."""
         self._refusal = why
         self._core.release()
 
@@ -297,8 +308,8 @@ class StoreWriter:
         self._thread.join()
 
     def fail(self, reason: str) -> None:
-        """Accept nothing any more, and report the reason, so that the process is stopped. From any
-        thread."""
+        """Accept nothing any more, and call `on_fatal` with the reason on the loop, so that the
+        process is stopped. A second call does nothing. Callable from any thread."""
         if not self.failure:
             self.failure = reason
             if self._on_fatal is not None:
@@ -333,7 +344,8 @@ class StoreWriter:
                 self.fail(f"the store could not be closed: {error}")
 
     def _commit_during_copy(self, wait_s: float) -> None:
-        """Commit one batch in the middle of a copy, if there is one within `wait_s`."""
+        """Commit one batch in the middle of a copy, if a task comes within `wait_s` seconds. Raises
+        Refused if the writer is closing or has failed."""
         if not self._closing and not self.failure:
             batch: list[WriteTask] = []
             with contextlib.suppress(queue.Empty):
@@ -347,8 +359,9 @@ class StoreWriter:
             raise Refused("storage_unavailable", f"the copy was stopped: {why}")
 
     def _next_batch(self) -> list[WriteTask]:
-        """Wait for the next tasks. While there are none, background tasks have their turn, and then
-        everything is copied into the file."""
+        """Wait for the next tasks, and return them. While none come, background tasks have their
+        turn, and then the rest of the WAL is copied into the file. Empty: a slice of garbage is
+        due, or the writer ends."""
         batch: list[WriteTask] = []
         while not (batch or self._closing or self.failure):
             wait_s: float | None = None
@@ -369,7 +382,7 @@ class StoreWriter:
         return self._with_background_task(batch)
 
     def _next_task(self, wait_s: float | None) -> WriteTask | None:
-        """Wait for a task. Raises queue.Empty if that takes too long."""
+        """Wait for a task. Raises queue.Empty after `wait_s` seconds; None: wait without end."""
         self._handoff.is_idle = True
         try:
             return self._queue.get(timeout=wait_s)
@@ -377,8 +390,8 @@ class StoreWriter:
             self._handoff.is_idle = False
 
     def _with_background_task(self, batch: list[WriteTask]) -> list[WriteTask]:
-        """Return the batch with a background task, if there is one, in front. It flushes the state
-        first, which has nothing yet of the other tasks."""
+        """Return the batch with a background task, if one waits, in front, because a background
+        task flushes the state, which must have nothing of the other tasks yet."""
         return [self._background.popleft(), *batch] if self._background else batch
 
     def _execute(self, batch: list[WriteTask]) -> None:
@@ -394,9 +407,9 @@ class StoreWriter:
                 self._last_commit = time.perf_counter()
 
     def _collect(self, *first: WriteTask | None) -> list[WriteTask]:
-        """Take everything that is queued, within the bounds, after the tasks taken before; wait for
-        at least one task. Background tasks are put aside. Sets `_closing` when it meets the end;
-        nothing is left aside then."""
+        """Return `first` and the tasks that are queued, within the bounds of a commit; wait for at
+        least one task. Background tasks are put into `_background`. At the end of the queue, sets
+        `_closing`, and returns the background tasks as well."""
         batch: list[WriteTask] = []
         size = 0
         taken = list(first)
@@ -456,8 +469,9 @@ class StoreWriter:
 
     # enforces: R31
     def _truncate_wal(self) -> None:
-        """Copy the WAL into the file and cut it, if it has grown too long, while readers wait
-        (R31). Readers that never pause keep it from starting anew."""
+        """Copy the WAL into the file and empty it, if it is longer than WAL_BYTES_MAX, while
+        readers wait (R31). Otherwise readers that never pause would keep the WAL from starting
+        anew."""
         if self._wal.exists() and self._wal.stat().st_size > WAL_BYTES_MAX:
             with self._readers:
                 self._checkpointer.release_mark()

@@ -66,7 +66,7 @@ class GroupDescription(msgspec.Struct, kw_only=True):
     partitions: list[GroupPartition]
     """The partitions, each with its owner and what it waits for."""
     members: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """The consumers at this gateway. Left out, with `absent` and each partition's `owner` and
+    """The consumers at all gateways. Left out, with `absent` and each partition's `owner` and
     `member`, if the client's rights do not show them."""
     absent: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Consumers that are at no gateway now, and whose partitions wait for them to come back."""

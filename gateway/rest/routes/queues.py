@@ -63,7 +63,7 @@ DELETES_MAX_PARAMETER: Final = Parameter(
     {"type": "integer", "minimum": 0, "maximum": DELETES_MAX, "default": 0},
 )
 LEFT_OUT: Final = ("settings", "partitions", "dead_letters")
-"""Fields that a brief list leaves out. They are more than half of a list."""
+"""Fields of each queue that a brief list leaves out. They are more than half of a list."""
 
 
 PEEK_DEFAULT: Final = 10
@@ -91,7 +91,7 @@ class QueueDescription(msgspec.Struct, kw_only=True):
     """Number of messages that are retained."""
     bytes: int | msgspec.UnsetType = msgspec.UNSET
     oldest_unix_ms: int | msgspec.UnsetType | None = msgspec.UNSET
-    """Publish time of the oldest of them; null if there is none."""
+    """Publish time of the oldest retained message; null if there is none."""
     counters: QueueCounters | msgspec.UnsetType = msgspec.UNSET
     dead_letters: DeadLetterQueue | msgspec.UnsetType = msgspec.UNSET
     groups: list[QueueGroup] | msgspec.UnsetType = msgspec.UNSET
@@ -225,8 +225,8 @@ def deletes_max(request: Request) -> int:
 
 
 def beginning(request: Request) -> Callable[[Removed], Awaitable[None]]:
-    """Return a function that notes in the audit trail, before a change, how many messages it
-    removes."""
+    """Return a function that notes in the audit trail, before a change, how many messages the
+    change deletes and moves to the dead letters."""
     act = act_of(request)
 
     async def begin(removed: Removed) -> None:
@@ -237,7 +237,8 @@ def beginning(request: Request) -> Callable[[Removed], Awaitable[None]]:
 
 
 def changed_fields(request: Request, done: ChangedSettings) -> dict[str, object]:
-    """Note a change in the audit trail, and return its fields of the answer."""
+    """Note a change of settings in the audit trail, and return the fields of the answer that
+    describe it."""
     act_of(request).about(changed={one.name: [one.before, one.after] for one in done.changes})
     return {
         "changes": done.changes,

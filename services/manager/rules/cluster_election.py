@@ -33,7 +33,7 @@ class ClusterElectable(ShardRule):
         return self._count_in, self._take_out, self._bar, self._meet
 
     def did(self, act: ReplicaAct) -> None:
-        """Note a replica that has everything; no other act has to be remembered."""
+        """Note of `Meet` that the replica has everything; no other act has to be remembered."""
         if isinstance(act, Meet):
             self.absences.stays(act.place)
 
@@ -44,7 +44,8 @@ class ClusterElectable(ShardRule):
         return (self.members() & self.absences.away()) - attached_to(self._view)
 
     def _count_in(self, primary: ShardServer) -> list[ReplicaAct]:
-        """Count every attached replica."""
+        """Raise R and shorten `out`, so that every replica that is attached to the primary is
+        counted."""
         view = self._view
         attached = attached_to(view)
         back = attached & view.out
@@ -82,8 +83,8 @@ class ClusterElectable(ShardRule):
         ]
 
     def _bar(self, primary: ShardServer) -> list[ReplicaAct]:
-        """Make nodes forget each replica that is out. A node that was away, too, and is back may
-        know it still, and would tell the others."""
+        """Make every node that knows a replica that is out forget it. A node that was away at the
+        time, and is back, may know it still, and would tell the others."""
         view = self._view
         out = {view.users[place]: place for place in view.out if place in view.users}
         return [

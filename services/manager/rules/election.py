@@ -60,7 +60,7 @@ SILENT_S: Final = 2.0
 """Seconds without a confirmation after which a replica is silent; replicas confirm every second."""
 AGAIN_S: Final = (60.0, 3600.0)
 """Seconds before a replica is let in again that went away before it had everything: the first time,
-and at most. Publishing waits for a replica that is let in."""
+and at most, after they have doubled each time. Publishing waits for a replica that is let in."""
 
 
 class Absences:
@@ -83,8 +83,8 @@ class Absences:
     def saw(
         self, primary: ShardServer, members: Collection[str], out: frozenset[str], *, now: float
     ) -> None:
-        """Note the primary's followers at `now`, among the counted `members`; `out` are not
-        counted."""
+        """Note which of the counted replicas (`members`) confirm writes to the primary at `now`.
+        `out`: the replicas that are not counted."""
         if primary.place != self._primary or now - self._now > LOOKED_S:
             self._heard_at = {}
         self._primary, self._now = primary.place, now
@@ -111,7 +111,8 @@ class Absences:
         self._not_before[place] = self._now + min(most, first * 2**failures)
 
     def stays(self, place: str) -> None:
-        """Note that a replica has everything."""
+        """Note that a replica that was let in has everything, and forget that it went away
+        before."""
         self._trying.discard(place)
         self._failures.pop(place, None)
 
@@ -120,11 +121,11 @@ class Absences:
         self._primary = ""
 
     def away(self) -> set[str]:
-        """Return the replicas that have confirmed nothing for too long."""
+        """Return the counted replicas that have confirmed nothing for `away_s`."""
         return {place for place in self._heard_at if self.silent_s(place) >= self._away_s}
 
     def silent(self) -> set[str]:
-        """Return the replicas that are silent at this moment."""
+        """Return the counted replicas that have confirmed nothing for SILENT_S."""
         return {place for place in self._heard_at if self.silent_s(place) >= SILENT_S}
 
     def due_s(self) -> float:
@@ -134,17 +135,18 @@ class Absences:
         return min((some for some in left if some > 0), default=float("inf"))
 
     def silent_s(self, place: str) -> float:
-        """Return for how many seconds it has confirmed nothing, as far as this manager knows."""
+        """Return for how many seconds a replica has confirmed nothing, as far as this manager
+        knows; 0 if it is not counted."""
         return self._now - self._heard_at.get(place, self._now)
 
     def later_s(self, place: str) -> float:
-        """Return in how many seconds it may be let in again."""
+        """Return in how many seconds a replica may be let in again; 0 if it may at once."""
         return max(0.0, self._not_before.get(place, 0.0) - self._now)
 
 
 def with_more(view: ShardView, members: Collection[str], count: int) -> int:
-    """Return R when `count` more are counted than these members. An R that was raised ahead stays
-    as it is, because a higher one would wait for nobody."""
+    """Return the new R if `count` more replicas than these members are counted. An R that is high
+    enough for them already stays as it is, because a higher one would wait for nobody."""
     return view.replicas + min(count, max(0, len(members) + count - view.replicas))
 
 
@@ -155,7 +157,7 @@ def attached_to(view: ShardView) -> set[str]:
 
 
 def named(view: ShardView) -> str:
-    """Describe which primary the Sentinels name, and which servers do not answer."""
+    """Describe which primary the Sentinels name, and which servers and Sentinels do not answer."""
     said = [f"{place} names {one.primary}" for place, one in sorted(view.sentinels.items())]
     silent = [f"{place}: {why}" for place, why in sorted(view.silent.items())]
     return "; ".join([*said, *silent]) or "no server answers"
@@ -191,7 +193,7 @@ def told(act: ReplicaAct) -> str:
 
 
 AWAY_S: Final = 10.0
-"""Seconds without a confirmation after which a replica is taken out."""
+"""Default of the seconds without a confirmation after which a replica is taken out."""
 Step = Callable[[ShardServer], list[ReplicaAct]]
 """Returns the acts that are due, given the primary."""
 
@@ -207,11 +209,13 @@ class ShardRule(ABC):
         self.says: list[str] = []
         """Sentences of the last look: what is done, what it waits for, what is wrong."""
         self.absences = Absences(away_s, silent_s)
-        """Silent replicas, and since when."""
+        """Times since which counted replicas have confirmed nothing, and those from which on
+        replicas that went away may be let in again."""
         self._view = ShardView("", {}, {})
         self._before = ShardView("", {}, {})
         self._counted: set[str] = set()
-        """Replicas that R has counted at the last look."""
+        """Replicas that R counted at the look before this one; none if R was too low for all of
+        them."""
 
     def saw(self, view: ShardView, *, now: float) -> list[ReplicaAct]:
         """Note a look; return what is to be done now, in any order, before the next one. An empty
@@ -233,7 +237,7 @@ class ShardRule(ABC):
 
     @abstractmethod
     def _steps(self) -> Sequence[Step]:
-        """Return the steps in the order in which they are asked."""
+        """Return the steps, in the order in which `saw` calls them until one returns acts."""
 
     @abstractmethod
     def did(self, act: ReplicaAct) -> None:
@@ -242,7 +246,8 @@ class ShardRule(ABC):
 
     @abstractmethod
     def leaving(self) -> set[str]:
-        """Return the replicas that were away for too long and are still counted."""
+        """Return the replicas that are to be taken out, because they were away for too long and are
+        still counted."""
 
     def members(self) -> set[str]:
         """Return the known replicas that R counts, without the primary."""
@@ -328,7 +333,7 @@ class Electable(ShardRule):
         return sorted(online & self.members() & set(view.servers))
 
     def _could_be(self) -> set[str]:
-        """Return the counted replicas that may be elected, as far as is known."""
+        """Return the counted replicas, without those that answer and have the priority 0."""
         barred = {one.place for one in self._view.servers.values() if not one.is_electable}
         return self.members() - barred
 
@@ -403,7 +408,8 @@ class Electable(ShardRule):
         return ""
 
     def _locks(self, at: Iterable[str], out: Iterable[str], *, but: str = "") -> list[ReplicaAct]:
-        """Return the locks that are still missing so that these follow none of those, `but` one."""
+        """Return the locks that are still missing so that none of the replicas `out` can follow a
+        server in `at`, except the server `but`."""
         view = self._view
         servers = [view.servers[place] for place in sorted(at) if place in view.servers]
         return [
@@ -420,7 +426,7 @@ class Electable(ShardRule):
         ]
 
     def _knowing(self, some: set[str]) -> list[str]:
-        """Return the Sentinels that know any of these."""
+        """Return the Sentinels that know any of these replicas."""
         return sorted(
             place for place, sentinel in self._view.sentinels.items() if sentinel.replicas & some
         )
@@ -438,8 +444,8 @@ class Electable(ShardRule):
     # --- Replicas that are out stay out ----------------------------------------------------------
 
     def _bar(self, primary: ShardServer) -> list[ReplicaAct]:
-        """Lock out and forget every replica that is out, also if somebody has let it in; except
-        where it gets what it has missed."""
+        """Lock out every replica that is out, also if somebody has let it in, except at the server
+        from which it gets what it has missed; and make Sentinels forget it."""
         view = self._view
         acts: list[ReplicaAct] = []
         for place in sorted(view.out):
@@ -485,7 +491,8 @@ class Electable(ShardRule):
         return ""
 
     def _let_in(self, primary: ShardServer) -> list[ReplicaAct]:
-        """Return the next step of a replica that is out and has come back."""
+        """Return the next acts to let in the first replica that is out, answers, and need not
+        wait."""
         view = self._view
         for place in sorted(view.out & set(view.servers)):
             why = self._why_not_let_in(place)
@@ -514,7 +521,8 @@ class Electable(ShardRule):
         return []
 
     def _let_in_at(self, at: Iterable[str], some: Iterable[str]) -> list[ReplicaAct]:
-        """Return the permissions that are still missing so that these may follow those."""
+        """Return the permissions that are still missing so that the replicas `some` may follow the
+        servers in `at`."""
         view = self._view
         return [
             LetIn(place, user)
@@ -527,8 +535,9 @@ class Electable(ShardRule):
     # --- Electable again -------------------------------------------------------------------------
 
     def _admit(self, primary: ShardServer) -> list[ReplicaAct]:
-        """Let the counted replicas follow everybody. One that is not electable yet follows the
-        primary, and becomes electable once it has all that was written before it was counted."""
+        """Let the counted replicas that are not silent follow every server that stays. A replica
+        that is not electable yet follows the primary, and becomes electable once it has all that
+        was written before it was counted."""
         view = self._view
         away = self.absences.silent()
         there = {place for place in self.staying() if place not in away}

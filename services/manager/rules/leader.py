@@ -21,13 +21,15 @@ from typing import Final, NamedTuple
 BEAT_S: Final = 1.0
 """Seconds between two beats of the leader, and between two looks of the others."""
 LEASE_S: Final = 5.0
-"""Several beats, so that a lost one makes no leader gone."""
+"""Seconds for which the row must be unchanged until another manager may take it: several beats, so
+that a lost one ends no lead."""
 MARGIN_S: Final = 1.0
-"""Seconds that a leader stops before others may take over, because clocks run at slightly different
-rates."""
+"""Seconds by which a leader's own lease ends before others may take over, because clocks run at
+slightly different rates."""
 
 PATIENCE_S: Final = (15.0, 480.0)
-"""Seconds that a leader is held up before it gives way: the first time, and at most."""
+"""Seconds for which a leader is held up before it gives way: the first time, and at most, after
+they have doubled each time."""
 
 
 class LeaderRow(NamedTuple):
@@ -39,7 +41,7 @@ class LeaderRow(NamedTuple):
 
 
 NOBODY: Final = LeaderRow("", 0, 0)
-"""The row before there is one."""
+"""The row as it is read before any manager has written it."""
 
 
 class Leading:
@@ -53,17 +55,19 @@ class Leading:
         self._until = float("-inf")
         self._quiet_until = float("-inf")
         self._top = 0
-        """The highest term that was seen."""
+        """The lowest term that the next beat may have: the highest that was seen, or a higher one
+        after `on_superseded`."""
         self.stood_still_s = 0.0
         """Seconds for which nobody had written the row, at least, when this manager took it
         over."""
         self._said = 0
-        """The last beat that was proposed, whether or not it was answered. None is proposed twice:
-        one that was written long ago would be taken for the one that was requested last."""
+        """Number above which the next beat is proposed, whether or not the last one was answered.
+        No beat is proposed twice: one that was written long ago would be taken for the last one."""
 
     def proposal(self, *, now: float) -> tuple[LeaderRow, LeaderRow] | None:
-        """Return (the row as it must be, the row to write): the next beat, or a takeover. None if
-        the row is only to be read. The caller reports the result to `saw`."""
+        """Return (the row as it must be, the row to write): the next beat, a takeover or, after
+        `give_way`, the release. None if the row is only to be read. The caller reports the result
+        to `saw`."""
         row = self._row
         if row is None:
             return None
@@ -79,8 +83,9 @@ class Leading:
     def saw(
         self, row: LeaderRow, *, now: float, asked_at: float, wrote: LeaderRow | None = None
     ) -> None:
-        """Note the row as it was answered at `now`, the time of the request, and the row to be
-        written. If the two differ, another manager was faster, or an earlier answer was lost."""
+        """Note the row as it was answered at `now` to a request at `asked_at`. `wrote`: the row
+        that this request was to write; None if it only read. If the answer is another row, another
+        manager was faster, or an earlier answer was lost."""
         before = self._row
         if row != before:
             if before is not None and row.holder == self.name != before.holder:
@@ -93,8 +98,8 @@ class Leading:
             self._until = asked_at + LEASE_S - MARGIN_S
 
     def on_superseded(self, term: int) -> None:
-        """Note that an act was refused because of another manager's term; the next beat has a
-        higher one."""
+        """Note that an act was refused because another manager has acted under `term`; the next
+        beat has a higher one."""
         self._top = max(self._top, term + 1)
         if self._row is not None and self._row.term <= term:
             self._until = float("-inf")
@@ -115,12 +120,13 @@ class Leading:
         return self._row.holder if self._row is not None else ""
 
     def give_way(self, *, now: float) -> None:
-        """Lead no more, and do not take the row again for two leases."""
+        """Lead no more, and do not take the row again within two leases (2 * LEASE_S)."""
         self._quiet_until = now + 2 * LEASE_S
 
     def release(self) -> tuple[LeaderRow, LeaderRow] | None:
-        """Return what to write so that another manager takes over at once; None if the row is not
-        this one's. It leads no more, whether or not that is written."""
+        """Return (the row as it must be, the row to write) so that another manager takes over at
+        once; None if the row is not this manager's. This one leads no more from now on, whether or
+        not the row is written."""
         self._until = float("-inf")
         row = self._row
         if row is None or row.holder != self.name:
@@ -137,11 +143,12 @@ class Patience:
         self._most_s = PATIENCE_S[0]
 
     def begin(self) -> None:
-        """Begin anew, because this manager leads from now on."""
+        """Note that this manager begins to lead, and was not held up so far."""
         self._since = None
 
     def is_over(self, *, is_held_up: bool, now: float) -> bool:
-        """Whether it is to give way now."""
+        """Whether the leader is to give way now. If so, it is to wait twice as long the next time;
+        as soon as it is not held up, as long as at first."""
         first, most = PATIENCE_S
         if not is_held_up:
             self._since, self._most_s = None, first

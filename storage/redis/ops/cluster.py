@@ -15,11 +15,12 @@ from storage.redis.replication import fields
 
 NODES: Final = pack("CLUSTER", "NODES")
 Known = Mapping[str, tuple[str, str]]
-"""Id → (its place, the id of the node that it replicates or "")."""
+"""Id of a node → (its place, `host:port`, and the id of the node that it replicates or "")."""
 
 
 def known_nodes(nodes: bytes) -> dict[str, tuple[str, str]]:
-    """Return the nodes that a node knows, itself among them, by its answer to CLUSTER NODES.
+    """Return the nodes that a node knows, itself among them, by its answer to CLUSTER NODES. Those
+    in a handshake, or without an address, are left out.
 
     Source: https://redis.io/docs/latest/commands/cluster-nodes/
     """
@@ -34,7 +35,7 @@ def known_nodes(nodes: bytes) -> dict[str, tuple[str, str]]:
 
 
 class ClusterObserver:
-    """Observer of one shard. `holder`, `term`: the manager for which it looks."""
+    """Observer of one shard of a Cluster."""
 
     def __init__(self, watched: WatchedShard, cache: ConnectionCache) -> None:
         self._watched = watched
@@ -43,7 +44,8 @@ class ClusterObserver:
         self._learned: dict[str, str] = {}
 
     async def look(self, holder: str, term: int) -> ShardView:
-        """Look at the shard. Raises TermSuperseded."""
+        """Return what the shard's nodes report now. `holder`, `term`: the manager that looks.
+        Raises TermSuperseded."""
         try:
             primary = str(await self._watched.settings.find())
         except Refused as refused:
@@ -97,8 +99,8 @@ class ClusterObserver:
     async def _nodes(
         self, primary: str
     ) -> tuple[dict[str, tuple[Known, ShardServer]], dict[str, str]]:
-        """Return all nodes that any of them knows, and that the shard remembers, as far as they
-        answer."""
+        """Query the primary, the nodes that the shard remembers, and all nodes that any of these
+        knows. Returns the answers by place, and why other places gave none."""
         answered: dict[str, tuple[Known, ShardServer]] = {}
         silent: dict[str, str] = {}
         wanted = {primary, *self._ids}

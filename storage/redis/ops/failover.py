@@ -26,14 +26,14 @@ INFO_PERIOD: Final = ("SENTINEL", "DEBUG", "info-period")
 INFO_PERIOD_MS: Final = 10_000
 SOON_MS: Final = 100
 LOOKS_MAX: Final = 20
-"""Number of checks whether a Sentinel knows the replicas again."""
+"""Most checks, SOON_MS apart, whether a Sentinel knows the expected replicas after a RESET."""
 LINK: Final = pack("INFO", "replication")
 KEEP_USERS: Final = pack("ACL", "SAVE")
 KEEP_SETTINGS: Final = pack("CONFIG", "REWRITE")
 
 
 class ReplicaControl:
-    """Acts on one shard."""
+    """Acts on the servers of one shard. `do` is for shards outside of a Cluster."""
 
     def __init__(self, watched: WatchedShard, cache: ConnectionCache) -> None:
         self._watched = watched
@@ -75,9 +75,10 @@ class ReplicaControl:
     async def fenced(
         self, at: str, words: list[bytes], holder: str, term: int, *, must_be_linked: bool = False
     ) -> None:
-        """Do all of these or none, if no later manager has been there. A server that has come back
-        may not know of one before it has everything from its upstream. If `must_be_linked`, only a
-        server whose link is up, or that is the primary, is changed; others are Refused."""
+        """Execute all of these commands at the server `at`, or none if a later manager has been
+        there. A server that has come back may not know of a later manager before it has everything
+        from its upstream. If `must_be_linked`, only a server whose link is up, or that is the
+        primary, is changed; others are Refused. Raises TermSuperseded and Refused."""
         key = self._watched.settings.managed
         whose = pack("HMGET", key, "holder", "term")
         _, (before, term_before), link = await self.ask(at, [pack("WATCH", key), whose, LINK])
@@ -116,12 +117,13 @@ class ReplicaControl:
             await self._cache.try_ask(sentinel, [pack(*INFO_PERIOD, period_ms)])
 
     async def _known_to(self, sentinel: str) -> frozenset[str]:
-        """Return the replicas that it knows. Raises Refused."""
+        """Return the places of the replicas that a Sentinel knows. Raises Refused."""
         (rows,) = await self.ask(sentinel, [pack("SENTINEL", "REPLICAS", self._watched.name)])
         return frozenset(map(place_of, rows_of(rows)))
 
     async def ask(self, at: str, words: list[bytes]) -> list[Any]:
-        """Send commands, and return the replies. Raises Refused."""
+        """Send commands to the server at `at`, and return the replies. Raises Refused if there are
+        none, or one is an error."""
         replies = await self._cache.try_ask(at, words)
         if isinstance(replies, str):
             raise unavailable(f"{at}: {replies}")
@@ -152,8 +154,9 @@ def info_period_ms(told: list[Any] | str) -> int:
 
 
 async def count(watched: WatchedShard, act: RecordReplicas, holder: str, term: int) -> bool:
-    """Record the replicas on every one that is counted before and after. Those that come and go
-    have the record, or are given it, by the order in which a manager acts. Returns and raises like
+    """Record in the shard how many replicas are counted and which are out. As many copies must
+    confirm it as are counted both before and after. Replicas that leave or are added have the
+    record, or are given it, by the order in which a manager acts. Returns and raises like
     `ReplicaControl.do`."""
     settings = watched.settings
     link = await settings.open()

@@ -24,14 +24,15 @@ SERVER: Final = (
     pack("ACL", "LIST"),
 )
 UNHEARD_S: Final = 3.0
-"""Time since its last sign to the primary from which a server that does not answer is not queried
-again soon. Each query takes a second, and publishing may be waiting. A server that is frozen, or
-cut off, stays attached for most of a minute."""
+"""Time in seconds for which a server that did not answer is not queried again, unless the primary
+has had a sign of life of it within this time. Each query takes a second, and publishing may be
+waiting. A server that is frozen, or cut off, stays attached for most of a minute."""
 _USER: Final = b"user:"
 
 
 class TermSuperseded(Exception):
-    """A later manager, of this `term`, has been here. This one does nothing there any more."""
+    """Error: a later manager, of this `term`, has been at the server or shard. The present manager
+    does nothing there any more."""
 
     def __init__(self, term: int) -> None:
         super().__init__(f"a manager of the term {term} has been here")
@@ -65,8 +66,8 @@ async def managed_at(
     learned: Mapping[str, str],
 ) -> tuple[int, frozenset[str], dict[str, str]] | str:
     """Return (R, the replicas that are out, the user of each server) as the shard has it, or the
-    reason why it does not say. It is this manager's from now on, and keeps the users that were
-    `learned`. Raises TermSuperseded."""
+    reason why it does not say. The shard notes this manager (`holder`, `term`), and keeps the users
+    that were `learned`. Raises TermSuperseded if it has noted a later one."""
     settings = watched.settings
     words = [word for pair in learned.items() for word in pair]
     replies = await cache.try_ask(
@@ -93,20 +94,21 @@ async def managed_at(
 
 
 class ShardObserver:
-    """Observer of one shard. `holder`, `term`: the manager for which it looks."""
+    """Observer of one shard that is not in a Cluster."""
 
     def __init__(self, watched: WatchedShard, cache: ConnectionCache) -> None:
         self._watched = watched
         self._cache = cache
         self._users: dict[str, str] = {}
-        """Users that the shard has."""
+        """Place → user of each server, as the shard keeps them."""
         self._learned: dict[str, str] = {}
-        """Users that the shard does not have yet."""
+        """Place → user of the servers whose users the shard does not keep yet."""
         self._unheard: dict[str, tuple[float, str]] = {}
-        """Servers that did not answer: when, and why."""
+        """Place → (loop time, reason) of the servers that did not answer when last queried."""
 
     async def look(self, holder: str, term: int) -> ShardView:
-        """Look at the shard. Raises TermSuperseded."""
+        """Return what the shard's servers and Sentinels report now. `holder`, `term`: the manager
+        that looks. Raises TermSuperseded."""
         watched = self._watched
         guards = [str(place) for place in watched.guards]
         said = await asyncio.gather(*(self._sentinel(place) for place in guards))
@@ -169,8 +171,9 @@ class ShardObserver:
     async def _servers(
         self, primary: str, sentinels: Iterable[Sentinel], out: frozenset[str]
     ) -> tuple[dict[str, ShardServer], dict[str, str]]:
-        """Query all servers that any of them knows, the primary first, because it says which others
-        are attached."""
+        """Query all servers that the Sentinels, the shard or the primary know, the primary first,
+        because it says which others are attached. Returns the reports by place, and why other
+        servers gave none."""
         known = {place for one in sentinels for place in one.replicas}
         wanted = (known | set(self._users) | out) - {primary, ""}
         first = await self._server(primary) if primary else "nobody is named"
@@ -259,13 +262,13 @@ def place_of(row: Mapping[str, str]) -> str:
 
 
 def _named(sentinels: Iterable[Sentinel]) -> str:
-    """Return the primary that most of them name; "": none names any."""
+    """Return the primary that most of the Sentinels name; "": none names any."""
     names = [one.primary for one in sentinels]
     return max(sorted(set(names)), key=names.count, default="")
 
 
 ASKED_S = 3.0
-"""Longest time for a whole cluster, because the caller has others to query."""
+"""Longest time in seconds of `use_of`, because the caller has other storage clusters to query."""
 
 
 class FullestPrimary(NamedTuple):

@@ -15,7 +15,7 @@ from storage.redis.replication import doubt_of, fields, out_of, places
 from storage.redis.shard import Settings
 
 UNUSED_S: Final = 7 * 86_400
-"""Time without use after which functions belong to a version that was replaced."""
+"""Time in seconds after which functions that no gateway has used are deleted."""
 
 
 async def provision(settings: Settings, incarnation: str, replicas: int) -> None:
@@ -82,12 +82,13 @@ async def _electable(settings: Settings, link: Connection) -> tuple[int, frozens
 
 
 async def set_replicas(settings: Settings, replicas: int) -> None:
-    """Set how many replicas could be elected. It is raised before one is attached, and lowered only
-    when the one that left cannot be elected any more.
+    """Set how many replicas could be elected. The number is raised before a replica is attached,
+    and lowered only when one that was removed cannot be elected any more.
 
     Raises:
-        Refused: invalid_request: more than that are attached; storage_unavailable: the shard was
-            never provisioned, or does not answer.
+        Refused: invalid_request: more than that are attached, or the attached ones cannot be
+            counted (`doubt_of`); storage_unavailable: the shard was never provisioned, or does not
+            answer.
         Unknown: as `provision` does.
     """
     link = await settings.open()
@@ -147,8 +148,9 @@ async def forget_server(settings: Settings, place: str) -> bool:
 
 
 async def examine(address: Address, reach: Reach, *, silence_s: float = 2.0) -> list[str]:
-    """Return a sentence for each setting of this server that breaks a promise; none: all is well.
-    To be called for each server of a shard, because any of them may become the primary.
+    """Return a sentence for each setting of this server that breaks a promise, as `broken_promises`
+    and `broken_replay` do; none: all is well. To be called for each server of a shard, because any
+    of them may become the primary.
 
     Raises Refused(storage_unavailable) if it does not answer.
     Source: https://redis.io/docs/latest/commands/config-get/

@@ -101,7 +101,8 @@ def version_of(server: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def broken_promises(config: Mapping[str, str], server: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each setting that breaks a promise; none: all is well.
+    """Return a sentence for each setting that breaks a promise, or one if the version is too old;
+    none: all is well.
 
     `config`: the answer to CONFIG GET *; `server`: the fields of INFO server. A setting that is not
     in `config` breaks a promise, too, because it could not be read. To be called for each server,
@@ -131,8 +132,9 @@ def broken_promises(config: Mapping[str, str], server: Mapping[str, str]) -> lis
 
 
 def broken_replay(answers: Sequence[object]) -> list[str]:
-    """Return a sentence if a restart would lose acknowledged data, judging by the answers of ACL
-    DRYRUN default to each of REPLAYED.
+    """Return a sentence if a restart would lose acknowledged data, or if that is unknown because
+    this user may not use ACL DRYRUN; none: all is well. `answers`: the replies to ACL DRYRUN
+    default with each of REPLAYED.
 
     A function that writes twice is in the append-only file as a transaction. When the file is
     loaded, the server checks the rights of the user `default`, off or not, for each command. It

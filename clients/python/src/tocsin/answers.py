@@ -26,7 +26,8 @@ class AllGroupSettings(GroupSettings):
 
 
 class QueueCounters(TypedDict):
-    """Counters of a queue since `since_unix_ms`, the time at which the gateway began."""
+    """Counters of what publishers sent to a queue through the gateway that answers, since
+    `since_unix_ms`, the time at which that gateway began."""
 
     since_unix_ms: int
     published: int
@@ -37,17 +38,18 @@ class QueueCounters(TypedDict):
     refused: int
     """Messages that were answered with an error."""
     unknown: int
-    """Messages whose fate is unknown."""
+    """Messages of which nobody knows whether they are stored."""
 
 
 class GroupCounters(TypedDict):
-    """Counters of a group since `since_unix_ms`, the time at which the gateway began."""
+    """Counters of a group's consumers at the gateway that answers, since `since_unix_ms`, the time
+    at which that gateway began."""
 
     since_unix_ms: int
     given: int
     """Deliveries of messages."""
     redelivered: int
-    """Deliveries of messages that their owner knew to have been delivered before."""
+    """Deliveries of messages that the partition's owner knew to have been delivered before."""
     settled: int
     """Acks that took effect."""
     nacked: int
@@ -57,17 +59,18 @@ class GroupCounters(TypedDict):
     dead_lettered: int
     """Messages that arrived at the dead letters, for any reason."""
     parked: int
-    """Keys that were parked; a key counts each time."""
+    """The number of times that a key was parked."""
 
 
 class _QueuePartition(TypedDict):
     partition: int
     start: int
-    """The first offset that may be retained."""
+    """The lowest offset whose message may still be retained."""
     end: int
-    """The offset after the last one."""
+    """The offset after the last message of the log."""
     certified: int
-    """The offset up to which the log meets the queue's durability."""
+    """The offset after the last message that is stored as safely as the queue's durability
+    demands."""
     generation: int
     """The number of the log's history, raised when the log may have been rolled back."""
     messages: int
@@ -82,7 +85,7 @@ class QueuePartition(_QueuePartition, total=False):
 
 
 class GroupFigures(TypedDict):
-    """The progress of a group of a queue."""
+    """The figures of a group: its lag, its consumers, and the events that were counted."""
 
     name: str
     lag: int
@@ -90,19 +93,21 @@ class GroupFigures(TypedDict):
     yet."""
     consumers: int
     in_flight: int
-    """The number of messages that consumers of this gateway hold."""
+    """The number of messages that consumers at the gateway that answers hold."""
     aside: int
     """The number of messages that wait in the storage, in side lines of their keys."""
     keys_parked: int
     """The number of keys that wait for an operator."""
     oldest_unix_ms: int | None
-    """The time at which the oldest unsettled message was published; None if there is none."""
+    """The time at which the oldest message that the group has not settled was published; None if
+    there is none."""
     counters: GroupCounters
 
 
 class DeadLetterQueue(TypedDict):
-    """The queue that takes a queue's dead letters. `messages` is None if that queue does not exist
-    yet, or if the caller may not see it."""
+    """The queue that takes a queue's dead letters. `messages` is the number of messages in it; None
+    if that queue does not exist yet, if a storage cluster that has a part of it does not answer, or
+    if the caller may not see it."""
 
     queue: str
     messages: int | None
@@ -135,7 +140,7 @@ class QueueDescription(_Queue, total=False):
 
 
 class Owner(TypedDict):
-    """The consumer that receives a partition's messages."""
+    """The consumer that receives a partition's messages, at the gateway that answers."""
 
     consumer: str
     session: str | None
@@ -150,30 +155,32 @@ class Owner(TypedDict):
 
 class _GroupPartition(TypedDict, total=False):
     owner: Owner | None
-    """The consumer at this gateway that receives the messages; None if there is none here."""
+    """The consumer that receives the messages, at the gateway that answers; None if no consumer
+    there does."""
     member: str | None
     """The member that owns the partition at any gateway, or will when it has moved; None if nobody
     does."""
 
 
 class GroupPartition(_GroupPartition):
-    """The progress of a group in a partition. `waits_for` is a code, or "" if the group waits for
-    nothing. The fields that name the owner (`owner`, `member`) are left out if the caller's rights
-    do not show them."""
+    """The progress of a group in a partition. `waits_for` is a code for the reason why nothing of
+    it is delivered, or "" if all that is not settled is in flight or is delivered now. The fields
+    that name the owner (`owner`, `member`) are left out if the caller's rights do not show them."""
 
     partition: int
     epoch: int
-    """The number that fences the predecessor of the owner."""
+    """The epoch of the partition's last owner in this group. The storage refuses writes under a
+    lower one."""
     next_offset: int
     """The offset below which everything is settled, in flight, or waiting in memory or aside."""
     certified: int
     lag: int
     in_flight: int
     keys_waiting: int
-    """The number of keys with waiting messages."""
+    """The number of keys with waiting messages, as the owner at the gateway that answers knows."""
     keys_parked: int
     held: int
-    """The number of messages that wait in the memory of the owner."""
+    """The number of messages that wait in the memory of the owner at the gateway that answers."""
     aside: int
     waits_for: str
     draining: bool
@@ -199,9 +206,9 @@ class GroupDescription(GroupFigures, _GroupMembers):
 class _Difference(TypedDict):
     name: str
     current: Any
-    """The present value."""
+    """The present value of the setting."""
     requested: Any
-    """The value in the call."""
+    """The value that the call requested."""
 
 
 class Difference(_Difference, total=False):
@@ -253,8 +260,8 @@ class ChangedGroup(GroupDescription, _Changed):
 
 
 class SoughtGroup(GroupDescription):
-    """A group after `seek_group`. `deleted` is the number of messages that no group needs any
-    more."""
+    """A group after `seek_group`. `deleted` is the number of skipped messages that nobody needs any
+    more, and that are deleted."""
 
     deleted: int
 
@@ -263,7 +270,8 @@ class Delivery(TypedDict):
     """A delivery in flight, of a key's first message."""
 
     attempt: int
-    """The number of the attempt: 1 for the first delivery to the group, then one more each time."""
+    """The number of this attempt at the message: 1, and 1 more for each earlier attempt of the
+    group that counts."""
     push: int
     given_unix_ms: int
     lease_until_unix_ms: int
@@ -276,11 +284,12 @@ class KeyHead(TypedDict):
     id: str | None
     published_unix_ms: int | None
     expires_unix_ms: int | None
-    """The time at which the message expires; 0 if it never does."""
+    """The time at which the message expires; 0 if it never does, None if the message is no longer
+    retained."""
     attempts: int
-    """The number of failed attempts that count."""
+    """The number of failed attempts at the message that count."""
     nack: str | None
-    """The reason that its last nack gave; None if there was none."""
+    """The reason that the message's last nack gave; None if there was none."""
     in_flight: Delivery | None
     """The delivery in flight; None if there is none."""
 
@@ -293,7 +302,7 @@ class KeyMessages(TypedDict):
 
 
 class KeyInGroup(TypedDict):
-    """The state of a key for a group."""
+    """The state of a key in a group: its owner, its messages, and the reason why the key waits."""
 
     group: str
     owner: Owner | None
@@ -301,21 +310,23 @@ class KeyInGroup(TypedDict):
     waits_for: str
     """A stable code for the reason of the wait; "nothing" if nothing holds the key up."""
     also: list[str]
-    """The codes of further reasons."""
+    """The codes of further reasons that would hold the key up."""
     text: str
     """The reason as a sentence for people, which may change."""
     since_unix_ms: int | None
-    """The time since which it waits; None if unknown."""
+    """The time at which the key's first message was given to a consumer, or the key was parked;
+    None if unknown."""
     until_unix_ms: int | None
-    """The time until which it waits; None if it waits for no time."""
+    """The earliest end of the lease or backoff for which the key waits; None if it waits for no
+    time."""
     head: KeyHead | None
-    """The first unsettled message; None if none was found."""
+    """The first message of the key that the group has not settled; None if none was found."""
     before: int | None
-    """The largest number of other messages that are delivered before; None unless it waits only
-    for its turn."""
+    """The largest number of other messages of the partition that may be delivered before the key's
+    first one; None unless the key waits only for its turn."""
     messages: KeyMessages
     is_exact: bool
-    """Whether all of the log was examined. If not, `messages` counts what was found."""
+    """Whether the whole log was read. If not, `messages` counts only what was found."""
 
 
 class Explanation(TypedDict):
@@ -339,7 +350,7 @@ class _HeldKey(TypedDict):
     messages: int
     """The number of waiting messages."""
     attempts: int
-    """The failed attempts of the first waiting message."""
+    """The number of failed attempts of the first waiting message that count."""
     in_flight: int
 
 
@@ -347,7 +358,7 @@ class HeldKey(_HeldKey, total=False):
     """A key with waiting messages, as far as the broker has found them."""
 
     key: str
-    """The text of the key; absent if it is no longer retained."""
+    """The text of the key; absent if the message has no key, or is no longer retained."""
     offset: int
     until_unix_ms: int
     since_unix_ms: int
@@ -355,7 +366,8 @@ class HeldKey(_HeldKey, total=False):
     """The offset of the message that the key waits for."""
     nack: str
     is_exact: bool
-    """False if at least `messages` messages wait, because not all of the log was examined."""
+    """False if more than `messages` messages may wait, because not all of the log was examined;
+    absent otherwise."""
 
 
 class _Lease(TypedDict):
@@ -370,7 +382,8 @@ class _Lease(TypedDict):
 
 
 class Lease(_Lease, total=False):
-    """A delivery in flight."""
+    """A delivery in flight at the gateway that answers. `key` is absent if the message has no key,
+    or is no longer retained."""
 
     key: str
 
@@ -393,9 +406,10 @@ class ParkedKey(_ParkedKey, total=False):
     offset: int
     nack: str
     key: str
-    """The text of the key; absent if it is no longer retained."""
+    """The text of the key; absent if the message has no key, or is no longer retained."""
     expires_unix_ms: int
-    """The time at which the first message expires; absent if it never does."""
+    """The time at which the first message expires; absent if it never does, or if that is
+    unknown."""
     is_exact: bool
 
 
@@ -408,7 +422,8 @@ class ParkedKeys(TypedDict):
 
 
 class RefusedKeys(TypedDict):
-    """Parked keys of a partition that a decision left unchanged."""
+    """Parked keys of a partition that a decision left unchanged: their number, and the error that
+    is the reason."""
 
     partition: int
     keys: int
@@ -419,9 +434,10 @@ class RefusedKeys(TypedDict):
 class _Decided(TypedDict):
     decision: str
     keys: list[ParkedKey]
-    """The keys as they were before the decision."""
+    """The keys that were decided on, as they were before."""
     keys_parked: int
-    """The number of keys that are still parked."""
+    """The number of keys that the call was to decide on and did not, because they were too many or
+    were refused."""
 
 
 class Decided(_Decided, total=False):
@@ -460,11 +476,11 @@ class SubscriptionDescription(_SubscriptionDescription, total=False):
     keys: int
     """The number of keys that a reader asked for; absent if it reads all."""
     behind: list[int]
-    """The partitions in which a reader has not reached the end."""
+    """The partitions in which a reader has not reached the end of the log."""
 
 
 class SessionDescription(TypedDict):
-    """A session of this gateway."""
+    """A session at the gateway that answers."""
 
     session: str
     client: str | None
@@ -480,7 +496,7 @@ class SessionDescription(TypedDict):
     heard_unix_ms: int
     """The time at which the client's last bytes were received."""
     unsent_bytes: int
-    """The number of bytes that wait for the transport."""
+    """The number of bytes that wait for the transport, or by long poll for the next poll."""
     subscriptions: list[SubscriptionDescription]
 
 

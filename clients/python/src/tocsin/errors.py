@@ -20,7 +20,7 @@ TocsinError                  base of all
 │   ├── Busy                 refused now; the same request may succeed later
 │   └── OutcomeUnknown       it may have been carried out; repeat it under the same id
 ├── PublishTimeout           no final answer within `timeout_s`; may have been stored
-├── PublishManyFailed        some messages of a publish_many were not stored
+├── PublishManyFailed        some messages of a publish_many have no receipt
 ├── UndecodableBody          a body has a number that Python cannot hold
 ├── StaleDelivery            the delivery has expired or was revoked; the message comes again
 ├── Gap                      messages that a reader wanted are no longer retained
@@ -69,7 +69,7 @@ class TocsinError(Exception):
 
 
 class CannotConnect(TocsinError):
-    """No broker answers at the URL."""
+    """No broker answers at the URL, or the answer is not usable."""
 
 
 class NotABroker(CannotConnect):
@@ -78,12 +78,13 @@ class NotABroker(CannotConnect):
 
 
 class NoToken(CannotConnect):
-    """The function given as `token` has raised, or has returned no valid token. A client that was
-    connected before tries again later, as it does when no broker answers."""
+    """The function given as `token` has raised, or has returned no valid token. A first attempt to
+    connect and calls over HTTP raise this. A client that was connected before tries again later, as
+    it does when no broker answers."""
 
 
 class SessionEnded(TocsinError):
-    """The broker ended the session for good. `close_code` is 4401 or 4500-4999."""
+    """The broker ended the session for good. `close_code` is 4500-4999."""
 
     def __init__(self, close_code: int, reason: str) -> None:
         self.close_code = close_code
@@ -204,7 +205,8 @@ class Busy(BrokerError):
 
 
 class OutcomeUnknown(BrokerError):
-    """The request may have been carried out. Repeating it under the same id is safe."""
+    """The request may have been carried out. A publish under an `id` may be repeated safely under
+    the same one."""
 
 
 class PublishTimeout(TocsinError):
@@ -221,7 +223,8 @@ class PublishTimeout(TocsinError):
 
 
 class PublishManyFailed(TocsinError):
-    """Some messages of a publish_many were not stored.
+    """Some messages of a publish_many have no receipt: they were refused, or nobody knows whether
+    they are stored.
 
     `outcomes` has one entry for each message, in order: its Receipt, or its exception.
     """

@@ -15,19 +15,20 @@ class _NewAlert(TypedDict):
     name: str
     """The name of the alert, unique in its queue."""
     when: WhatAlerts
-    """The observed value. `lag` and `oldest_age_s` concern messages that `group` has not
-    settled."""
+    """The observed value. `lag`, `oldest_age_s` and `parked_keys` are those of `group`; `depth` and
+    `dead_letters` are the numbers of messages in the queue and in its dead-letter queue."""
     above: float
-    """The threshold. The alert fires while the value is above it for `lasts_s` seconds."""
+    """The threshold. The alert fires when the value has been above it for `lasts_s` seconds."""
 
 
 class Alert(_NewAlert, total=False):
-    """A threshold of a queue. The broker reports when it is exceeded."""
+    """A threshold of a queue. The broker reports when it has been exceeded, and when that is
+    over."""
 
     lasts_s: float
     """The time for which the value must exceed the threshold, in seconds. Default: 60."""
     group: str | None
-    """The observed group. None observes the group that is furthest behind."""
+    """The observed group. None takes the largest value of any group."""
     queue: str | None
     """The queue that receives a message when the alert fires, and when it is over."""
     webhook: str | None
@@ -56,23 +57,24 @@ class EverySettings(TypedDict, total=False):
     """The largest number of bytes in the whole queue. Default: 0, no bound."""
     overflow: Overflow
     """The reaction beyond `messages_max` and `bytes_max`. "reject" (default) counts all retained
-    messages and refuses publishes. "dead_letter" counts unsettled ones and moves the oldest to the
-    dead letters."""
+    messages and refuses publishes. "dead_letter" counts the messages that each group has not
+    settled and moves the oldest to the dead letters."""
     retention_s: float
-    """The time for which messages are kept after every group has settled them, in seconds. Default:
-    0."""
+    """The time after the publication of a message for which the message is kept, though every group
+    has settled it, in seconds. Default: 0."""
     message_ttl_s: float | None
-    """The time after which a message is no longer delivered, in seconds. None (default): no
-    limit."""
+    """The age from which on a message is not delivered but moves to the dead letters, in seconds.
+    None (default): no limit."""
     lease_s: float
     """The time for which a delivery belongs to one consumer, in seconds. Default: 30."""
     lease_total_s: float
-    """The same with all extends, in seconds. Default: 3,600."""
+    """The longest time for which a delivery belongs to one consumer with all extends, in seconds.
+    Default: 3,600."""
     attempts_max: int
     """The number of attempts after which a message is exhausted. Default: 5; 0 means no end."""
     backoff_s: float
-    """The pause before the second attempt, in seconds; doubles with each attempt, with jitter.
-    Default: 1."""
+    """The pause before the second attempt, in seconds; doubles with each attempt, up to
+    `backoff_max_s`, with jitter. Default: 1."""
     backoff_max_s: float
     """The longest pause between attempts, in seconds. Default: 60."""
     on_exhausted: OnExhausted
@@ -114,7 +116,7 @@ class QueueChange(EverySettings, total=False):
 
 
 class GroupSettings(TypedDict, total=False):
-    """Settings of a group. None means the queue's value.
+    """Settings of a group. None means the queue's value, except in `expires_s`.
 
     A setting that is left out is the queue's if the group is created, and stays as it is if the
     group is changed.
@@ -126,11 +128,13 @@ class GroupSettings(TypedDict, total=False):
     lease_s: float | None
     """The time for which a delivery belongs to one consumer, in seconds."""
     lease_total_s: float | None
-    """The same with all extends, in seconds."""
+    """The longest time for which a delivery belongs to one consumer with all extends, in
+    seconds."""
     attempts_max: int | None
     """The number of attempts after which a message is exhausted; 0 means no end."""
     backoff_s: float | None
-    """The pause before the second attempt, in seconds; doubles with each attempt, with jitter."""
+    """The pause before the second attempt, in seconds; doubles with each attempt, up to
+    `backoff_max_s`, with jitter."""
     backoff_max_s: float | None
     """The longest pause between attempts, in seconds."""
     on_exhausted: OnExhausted | None

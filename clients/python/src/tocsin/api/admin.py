@@ -22,7 +22,8 @@ from tocsin.proto import wire
 from tocsin.proto.message import Content
 
 PER_CALL_MAX: Final = 1000
-"""The largest number of messages that the broker returns, or sends back, in one call."""
+"""The largest number of messages that the broker returns in one peek, or sends back in one
+redrive."""
 PURGE_TIMEOUT_S: Final = 300.0
 """The time limit of a purge, in seconds. A queue of a thousand partitions and groups takes long."""
 Decision = Literal["retry", "skip", "release"]
@@ -82,7 +83,7 @@ class PeekedMessage(Content):
         or behind an earlier message of its key), "parked" or "dying". None if no group was
         named."""
         self.attempts = shown.attempts
-        """The number of failed attempts by that group that count."""
+        """The number of failed attempts by the named group that count; 0 if no group was named."""
         self.expires_unix_ms = shown.expires_unix_ms
         """The time at which the message expires, in Unix milliseconds; 0 if it never does."""
 
@@ -100,10 +101,12 @@ class DeadLetter(Content):
         super().__init__(_head(letter), letter.offset, letter)
         self.origin = letter.origin
         self.reason = letter.reason
-        """The reason: "exhausted", "rejected", "expired", "overflow" or "skipped"."""
+        """The reason why the message is a dead letter: "exhausted", "rejected", "expired",
+        "overflow", "skipped" or, if the message was published after its queue was deleted,
+        "queue_deleted"."""
         self.attempts = letter.attempts
         self.nack = letter.nack
-        """The reason that its last nack gave; None if there was none."""
+        """The reason that the message's last nack gave; None if there was none."""
 
 
 def _head(shown: _StoredMessage) -> wire.Push:
@@ -289,13 +292,15 @@ class AdminCalls(ABC):
             yield key
 
     async def leases(self, queue: str, group: str) -> AsyncGenerator[Lease, None]:
-        """Yield the deliveries in flight of a group, by partition and offset, page by page."""
+        """Yield the deliveries in flight of a group at the gateway that answers, by partition and
+        offset, page by page."""
         path = f"{path_to('queues', queue, 'groups', group)}/leases"
         async for lease in self._pages(path, "leases"):
             yield lease
 
     async def sessions(self) -> AsyncGenerator[SessionDescription, None]:
-        """Yield this principal's sessions at the broker, by id, page by page."""
+        """Yield the sessions at the gateway that answers, by id, page by page: this principal's or,
+        with the right `manage` on all queues, all those of the tenant."""
         async for session in self._pages("/v1/sessions", "sessions"):
             yield session
 
@@ -322,7 +327,8 @@ class AdminCalls(ABC):
         returns.
 
         With neither, decides on all parked keys, as many as one call reaches. `keys_parked` in the
-        answer is the number of keys that are still parked.
+        answer is the number of keys that this call was to decide on and did not, because they were
+        too many or were refused.
 
         Raises:
             Conflict: the key is not parked, or no longer parked.

@@ -199,7 +199,8 @@ class Client(AdminCalls):
 
     @property
     def is_connected(self) -> bool:
-        """Whether a session is open now. If not, the client is opening one, or is closed."""
+        """Whether a session is open now. False before the client is entered, while a lost
+        connection is opened again, and after the client has ended."""
         return self._session is not None and self._session.is_open
 
     @property
@@ -217,8 +218,8 @@ class Client(AdminCalls):
 
     @property
     def deferred(self) -> dict[str, int]:
-        """The number of messages that the broker has refused for the moment, by error code
-        (`overloaded`, `rate_limited`), since this client was opened. Each message counts once. The
+        """The number of messages that the broker has refused for the moment, by error code (such as
+        `overloaded` or `rate_limited`), since this client was opened. Each message counts once. The
         client sends it again by itself."""
         return {} if self._publisher is None else self._publisher.deferred
 
@@ -270,7 +271,7 @@ class Client(AdminCalls):
         returns an empty list.
 
         Raises:
-            PublishManyFailed: some messages were not stored; `outcomes` has each one's receipt or
+            PublishManyFailed: some messages have no receipt; `outcomes` has each one's receipt or
                 error.
         """
         return await self._open_publisher().publish_many(queue, messages, timeout_s)
@@ -366,8 +367,8 @@ class Client(AdminCalls):
             on_unknown: what happens if the position has lost its meaning, because its queue was
                 deleted and created again, or the broker's data was restored. "raise" raises
                 PositionUnknown; "earliest" and "latest" continue there; a function is called with
-                the PositionUnknown and returns one of these. It is called when the broker reports
-                this, before messages that had arrived already are handed out.
+                the PositionUnknown and returns one of these. The function is called when the broker
+                reports the loss, before messages that had arrived already are handed out.
             position_store: FilePositions, MemoryPositions, or an object with their `load` and
                 `save`.
             name: the name of this reader in the store. By default the queue's name, followed by a
@@ -438,7 +439,7 @@ class Client(AdminCalls):
         return await self._open_http().queue(name)
 
     def queues(self) -> AsyncIterator[QueueDescription]:
-        """Yield the descriptions of all queues, by name."""
+        """Yield the descriptions of all queues on which the caller has a right, by name."""
         return self._open_http().queues()
 
     async def create_group(
@@ -558,8 +559,8 @@ class Client(AdminCalls):
     ) -> Settled:
         """Return pulled messages to the group; durable when this returns.
 
-        They are delivered again after `delay_s` seconds, or after the group's backoff if it is
-        None. `reason` is stored with the attempt.
+        They are delivered again after `delay_s` seconds, or after the group's backoff if that is
+        None, unless it was their last attempt. `reason` is stored with the attempt.
         """
         return await self._open_http().nack_receipts(
             queue, group, receipts, delay_s=delay_s, reason=reason

@@ -56,7 +56,7 @@ class _PullAnswer(msgspec.Struct):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """The effect of an ack, nack or extend of receipts."""
+    """The effect of an ack, nack, reject or extend of receipts."""
 
     settled: int
     """The number of receipts to which the call applied."""
@@ -79,10 +79,10 @@ class PulledMessage(Content):
         self.receipt = pulled.receipt
         """The name of this delivery in ack_receipts, nack_receipts and extend_receipts."""
         self.attempt = pulled.attempt
-        """1 for the first delivery to the group, then one more each time."""
+        """The number of this attempt at the message: 1, and 1 more for each earlier attempt of the
+        group that counts."""
         self.lease_until_unix_ms = pulled.lease_until_unix_ms
-        """The end of the lease, in Unix milliseconds of the broker's clock. Until then the receipt
-        counts."""
+        """The earliest end of the lease, in Unix milliseconds of the broker's clock."""
 
 
 class Http(AdminCalls):
@@ -216,7 +216,8 @@ class Http(AdminCalls):
         return found
 
     async def queues(self) -> AsyncIterator[QueueDescription]:
-        """Yield the descriptions of all queues, by name, page by page."""
+        """Yield the descriptions of all queues on which the caller has a right, by name, page by
+        page."""
         path = "/v1/queues"
         while True:
             page = object_of(await self.request("GET", path))
@@ -314,8 +315,8 @@ class Http(AdminCalls):
     ) -> Settled:
         """Return pulled messages to the group; durable when this returns.
 
-        They are delivered again after `delay_s` seconds, or after the group's backoff if it is
-        None. `reason` is stored with the attempt.
+        They are delivered again after `delay_s` seconds, or after the group's backoff if that is
+        None, unless it was their last attempt. `reason` is stored with the attempt.
         """
         body = {"receipts": receipts, "delay_s": delay_s, "reason": reason}
         return await self._settle(queue, group, "nack", body)
@@ -360,5 +361,6 @@ _SETTLED: Final = msgspec.json.Decoder(Settled)
 
 
 def _deletes(deletes_max: int | None) -> str:
-    """Return the query string for `deletes_max`; None allows any number."""
+    """Return the query string for `deletes_max`: empty for 0, and a number above all others for
+    None, which allows any."""
     return "" if deletes_max == 0 else f"?deletes_max={deletes_max or MESSAGES_MAX}"

@@ -74,11 +74,11 @@ class MemoryPositions:
         self._positions: dict[str, Position] = {}
 
     def load(self, name: str) -> Position | None:
-        """Return the position; None if none was saved."""
+        """Return the position that was saved last under this name; None if none was saved."""
         return self._positions.get(name)
 
     def save(self, name: str, position: Position) -> None:
-        """Keep a position."""
+        """Keep a position under this name, in memory only."""
         self._positions[name] = position
 
 

@@ -113,8 +113,8 @@ class Publisher:
     def publish(
         self, queue: str, message: NewMessage, timeout_s: float | None
     ) -> Awaitable[Receipt]:
-        """Publish a message; the result is its receipt, when it is durable. If the lane has room,
-        the message is queued when this returns."""
+        """Publish a message; returns an awaitable of its receipt, which comes when the message is
+        durable. If the lane has room, the message is queued when this returns."""
         data = self._encode(message)
         line = self._line(queue)
         deadline = self._deadline(timeout_s)
@@ -198,12 +198,14 @@ class Publisher:
 
     @property
     def unanswered(self) -> int:
-        """The number of messages of this client without a final answer."""
+        """The number of messages of this client that are queued or sent and have no final answer.
+        Messages that wait for room in a lane do not count."""
         return sum(line.lane.unanswered for line in self._lines.values())
 
     @property
     def deferred(self) -> dict[str, int]:
-        """The number of messages that the broker has refused for the moment, by error code."""
+        """The number of messages that the broker has ever refused for the moment, by error code.
+        Each counts once."""
         counts: Counter[str] = Counter()
         for line in self._lines.values():
             counts.update(line.lane.deferred)
@@ -280,7 +282,8 @@ class Publisher:
             line.fail(error)
 
     def collect(self, *, now: float) -> list[bytes]:
-        """Return the publishes to send now; none while the socket takes no more."""
+        """Return the publishes to send now, and a ping if one is due. Nothing is sent while the
+        carrier takes no more bytes or the broker drains."""
         frames: list[bytes] = []
         if not self._session.writable:
             return frames  # `on_writable` leads here again
@@ -319,7 +322,7 @@ class Publisher:
         self._session.wake_at(line.lane.next_deadline())
 
     def next_deadline(self) -> float | None:
-        """Return the earliest deadline of the lanes; None without any."""
+        """Return when a lane has to send or expire something; None if no message is unanswered."""
         return min(self._deadlines(), default=None)
 
     def _deadlines(self) -> Iterator[float]:

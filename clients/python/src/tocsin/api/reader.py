@@ -160,9 +160,11 @@ class Reader(SessionSubscription):
         return message
 
     def next_nowait(self) -> ReadMessage | None:
-        """Return the next message if it has arrived, otherwise None.
+        """Return the next message if it has arrived, otherwise None. Marks the message before as
+        done.
 
-        Raises Gap, as iterating does. A position store saves only by time and at the end then.
+        Raises Gap, as iterating does. With this method a position store saves only by time and at
+        the end.
         """
         while isinstance(item := self._ledger.next(), Gap):
             self._report_move()

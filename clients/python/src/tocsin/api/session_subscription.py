@@ -16,7 +16,8 @@ from tocsin.proto import wire
 MESSAGES_MAX: Final = (1 << 53) - 1
 """A number above the number of messages that can exist."""
 RESUBSCRIBE_S: Final = 0.5
-"""The pause after a subscribe that was refused for the moment, in seconds."""
+"""The shortest pause after a subscribe that was refused for the moment, in seconds. The broker may
+name a longer one."""
 LEAVE_TIMEOUT_S: Final = 5.0
 
 Start = Literal["earliest", "latest"] | datetime
@@ -31,7 +32,7 @@ class Waiters:
         self._futures: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Wait until `wake`."""
+        """Wait until `wake` or `wake_all` wakes this task."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures.append(future)
         try:
@@ -45,7 +46,7 @@ class Waiters:
             raise
 
     def wake(self, count: int) -> None:
-        """Wake the first `count` tasks."""
+        """Wake the `count` tasks that have waited longest."""
         while self._futures and count > 0:
             future = self._futures.popleft()
             if not future.done():
@@ -94,7 +95,7 @@ class SessionSubscription(ABC):
     # --- joining and leaving --------------------------------------------------------------------
 
     async def __aenter__(self: SelfT) -> SelfT:
-        """Join.
+        """Join the group, or open the reader.
 
         Raises:
             QueueNotFound, Unauthorized, PositionUnknown, ...: the broker's answer.
@@ -231,7 +232,7 @@ class SessionSubscription(ABC):
 
     @abstractmethod
     def revoked(self, revoked: wire.Revoked) -> None:
-        """Give up deliveries that the broker takes back."""
+        """Give up the deliveries that the broker takes back by this frame."""
 
 
 def start_at(start: Start | None) -> Literal["earliest", "latest"] | wire.StartAt | None:

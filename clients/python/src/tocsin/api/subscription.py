@@ -194,12 +194,13 @@ class Subscription(SessionSubscription):
     # --- message.Settler ------------------------------------------------------------------------
 
     def ack(self, message: Message) -> None:
-        """Queue an ack. Raises StaleDelivery."""
+        """Queue an ack of the message. Raises StaleDelivery."""
         self._ledger.ack(message, now=self._loop.time())
         self._session.mark_dirty(self)
 
     async def ack_confirmed(self, message: Message) -> None:
-        """Ack, and wait until the ack is durable. Raises StaleDelivery, OutcomeUnknown."""
+        """Ack the message, and wait until the ack is durable. Raises StaleDelivery,
+        OutcomeUnknown."""
         confirmed: asyncio.Future[None] = self._loop.create_future()
         self._ledger.ack(message, now=self._loop.time(), ticket=confirmed)
         self._session.mark_dirty(self)
@@ -208,7 +209,7 @@ class Subscription(SessionSubscription):
     def nack(
         self, message: Message, delay_s: float | None, reason: str | None, *, reject: bool = False
     ) -> None:
-        """Queue a nack. Raises StaleDelivery."""
+        """Queue a nack of the message, or with `reject` its rejection. Raises StaleDelivery."""
         self._ledger.nack(
             message, now=self._loop.time(), delay_s=delay_s, reason=reason, reject=reject
         )
@@ -217,7 +218,8 @@ class Subscription(SessionSubscription):
     async def nack_confirmed(
         self, message: Message, delay_s: float | None, reason: str | None, *, reject: bool = False
     ) -> None:
-        """Nack, and wait until the nack is durable. Raises StaleDelivery, OutcomeUnknown."""
+        """Nack the message, or with `reject` reject it, and wait until that is durable. Raises
+        StaleDelivery, OutcomeUnknown."""
         confirmed: asyncio.Future[None] = self._loop.create_future()
         self._ledger.nack(
             message,
@@ -231,7 +233,8 @@ class Subscription(SessionSubscription):
         await confirmed
 
     async def extend(self, message: Message, lease_s: float | None) -> None:
-        """Extend the lease, and wait for the answer. Raises StaleDelivery."""
+        """Extend the message's lease, and wait for the broker's answer. Raises StaleDelivery, or
+        another error of the broker."""
         ledger, place = self._ledger, [[*message.held.place, message.offset, message.offset]]
         got: wire.Ok | wire.Error | None = None
         while got is None:  # None means that the answer was lost
@@ -262,8 +265,8 @@ class Subscription(SessionSubscription):
         self._session.wake_at(ledger.next_deadline())
 
     def gone(self, message: Message) -> bool:
-        """Cancel the handler that runs on it, unless that handler has nacked it. Returns whether
-        one runs."""
+        """Cancel the handler that runs on a lost message. The handler of a nacked message goes on.
+        Returns whether a handler runs."""
         worker = self._handlers.get(message)
         if worker is None:
             return False
@@ -348,7 +351,8 @@ class Subscription(SessionSubscription):
             self._give_up()
 
     def _give_up(self) -> None:
-        """Give up every delivery, because none can be settled any more."""
+        """Give up every delivery, because none can be settled any more. Waits for confirmations end
+        with OutcomeUnknown."""
         self._is_held = False
         lost = OutcomeUnknown("unknown", "the session was lost before it was confirmed")
         for ticket in self._ledger.on_session_loss():
@@ -432,11 +436,13 @@ class Subscription(SessionSubscription):
             _finish(ticket, OutcomeUnknown("unknown", lost))
 
     def next_deadline(self) -> float | None:
-        """Return the earliest end of a lease; None if nothing is held."""
+        """Return when to call `expire`, because a lease ends or has to be extended; None if nothing
+        is held."""
         return self._ledger.next_deadline()
 
     def expire(self, *, now: float) -> None:
-        """Discard deliveries whose leases have ended."""
+        """Discard deliveries whose leases have ended, and let `collect` request more time for
+        others."""
         self._ledger.expire(now=now)
         self._session.mark_dirty(self)
         if self._ledger.is_paused:
@@ -444,7 +450,7 @@ class Subscription(SessionSubscription):
 
 
 def _finish(ticket: Any, error: Exception | None) -> None:
-    """End the wait for a confirmation."""
+    """End the wait for a confirmation, with this error, or in success if there is none."""
     future: asyncio.Future[None] = ticket
     if future.done():
         return
@@ -471,4 +477,5 @@ def _answer(
 
 
 def _ignored(_: wire.Ok | wire.Error | None) -> None:
-    """Do nothing, because the answer to the last frame speaks for all."""
+    """Ignore the answer to a `held` frame that is not the last of its list. The answer to the last
+    one counts for all of them."""

@@ -8,8 +8,8 @@
                 message.ack()
 
 The client of `tocsin.connect` runs in its own thread, with the same arguments, answers and
-exceptions. Heartbeats and reconnecting continue there whatever the program does. Everything may be
-called from several threads.
+exceptions. Heartbeats and reconnecting continue there whatever the program does. Several threads
+may use everything at once, except the iteration of a reader.
 """
 
 from tocsin.blocking.client import Client, connect

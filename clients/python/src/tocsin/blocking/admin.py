@@ -93,8 +93,8 @@ class AdminCalls:
         )
 
     def parked_keys(self, queue: str, group: str, *, limit: int = 100) -> ParkedKeys:
-        """Return keys of a group that wait for an operator, and the number of all, as
-        `tocsin.Client.parked_keys` does."""
+        """Return parked keys of a group, which wait for an operator, and the number of all of them,
+        as `tocsin.Client.parked_keys` does."""
         return self._loop.call(lambda: self._client.parked_keys(queue, group, limit=limit))
 
     def explain(self, queue: str, key: str, *, group: str | None = None) -> Explanation:
@@ -107,11 +107,13 @@ class AdminCalls:
         return self._all(lambda: self._client.held_keys(queue, group))
 
     def leases(self, queue: str, group: str) -> list[Lease]:
-        """Return the deliveries in flight of a group. All of them are held in memory."""
+        """Return the deliveries in flight of a group at the gateway that answers. All of them are
+        held in memory."""
         return self._all(lambda: self._client.leases(queue, group))
 
     def sessions(self) -> list[SessionDescription]:
-        """Return this principal's sessions at the broker. All of them are held in memory."""
+        """Return the sessions at the gateway that answers: this principal's or, with the right
+        `manage` on all queues, all those of the tenant. All of them are held in memory."""
         return self._all(self._client.sessions)
 
     def _all(self, listing: Callable[[], AsyncIterator[T]]) -> list[T]:
@@ -129,8 +131,8 @@ class AdminCalls:
         key: str | None = None,
         key_hash: str | None = None,
     ) -> Decided:
-        """Retry, skip or release a parked key, or all. `tocsin.Client.decide_parked` describes
-        arguments and errors."""
+        """Retry, skip or release a parked key or, without `key` and `key_hash`, all.
+        `tocsin.Client.decide_parked` describes arguments and errors."""
         return self._loop.call(
             lambda: self._client.decide_parked(queue, group, decision, key=key, key_hash=key_hash)
         )

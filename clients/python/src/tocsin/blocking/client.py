@@ -127,13 +127,14 @@ class Client(AdminCalls):
 
     @property
     def is_connected(self) -> bool:
-        """Whether a session is open now. If not, the client is opening one, or is closed."""
+        """Whether a session is open now. False while a lost connection is opened again, and after
+        the client has ended."""
         return self._client.is_connected
 
     @property
     def deferred(self) -> dict[str, int]:
-        """The number of messages that the broker has refused for the moment, by error code. Each
-        counts once, and is sent again."""
+        """The number of messages that the broker has refused for the moment, by error code, since
+        this client was opened. Each counts once, and is sent again."""
         return self._client.deferred
 
     @property
@@ -143,7 +144,8 @@ class Client(AdminCalls):
 
     @property
     def session_id(self) -> str:
-        """The broker's id of the session, as its logs and `queue show` print it."""
+        """The broker's id of the session, as its logs and `queue show` print it; "" after the
+        client is closed."""
         return self._client.session_id
 
     # --- publishing -----------------------------------------------------------------------------
@@ -286,7 +288,7 @@ class Client(AdminCalls):
         return self._loop.call(lambda: self._client.queue(name))
 
     def queues(self) -> list[QueueDescription]:
-        """Return the descriptions of all queues, by name."""
+        """Return the descriptions of all queues on which the caller has a right, by name."""
 
         async def work() -> list[QueueDescription]:
             return [queue async for queue in self._client.queues()]
@@ -348,8 +350,8 @@ class Client(AdminCalls):
     def pull(
         self, queue: str, group: str, *, messages_max: int = 10, wait_s: float = 0.0
     ) -> list[PulledMessage]:
-        """Take messages without a subscription; settle them by their receipts. Waits up to `wait_s`
-        seconds for the first one, and returns an empty list if none came."""
+        """Take up to `messages_max` messages without a subscription; settle them by their receipts.
+        Waits up to `wait_s` seconds for the first one, and returns an empty list if none came."""
         return self._loop.call(
             lambda: self._client.pull(queue, group, messages_max=messages_max, wait_s=wait_s)
         )
@@ -369,8 +371,8 @@ class Client(AdminCalls):
     ) -> Settled:
         """Return pulled messages to the group; durable when this returns.
 
-        They are delivered again after `delay_s` seconds, or after the group's backoff if it is
-        None. `reason` is stored with the attempt.
+        They are delivered again after `delay_s` seconds, or after the group's backoff if that is
+        None, unless it was their last attempt. `reason` is stored with the attempt.
         """
         return self._loop.call(
             lambda: self._client.nack_receipts(

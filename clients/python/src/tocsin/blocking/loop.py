@@ -15,7 +15,7 @@ STOP_TIMEOUT_S: Final = 5.0
 
 
 def _forget(answer: object) -> None:
-    """Drop an answer that no caller waits for any more."""
+    """Drop the result of work for which no caller waits any more."""
 
 
 class LoopThread:
@@ -80,7 +80,8 @@ class LoopThread:
         timeout_s: float | None,
         unclaimed: Callable[[T], object] = _forget,
     ) -> None:
-        """Run `work` in the loop. `future` receives its outcome, and ends it when cancelled.
+        """Run `work` in the loop. `future` receives the outcome of the work. Cancelling `future`
+        ends the work.
 
         A Ctrl-C may come between any two lines of the caller. So the future exists before
         everything else, and the coroutine is made in the thread that awaits it.
@@ -111,7 +112,7 @@ class LoopThread:
         """Run `last` in the loop, for up to STOP_TIMEOUT_S, then end the thread.
 
         Callers that still wait in `call` get ClientClosed. Stopping again does nothing. Raises the
-        exception of `last`.
+        exception of `last`, except a timeout.
         """
         with self._lock:
             if self._stopped:

@@ -26,15 +26,17 @@ class Message(Content):
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery to the group, then one more each time."""
+        """The number of this attempt at the message: 1, and 1 more for each earlier attempt of the
+        group that counts."""
         return self._settling.attempt
 
     def ack(self, *, confirm: bool = False) -> None:
         """Settle the message. Returns when the ack is queued, or with `confirm` when it is durable.
 
         Raises:
-            StaleDelivery: the message is no longer this consumer's; it is or will be delivered
-                again.
+            StaleDelivery: the message is no longer this consumer's, because its lease or the
+                session ended, it was revoked, or it was nacked. With `confirm` also if it was acked
+                before.
             OutcomeUnknown: only with `confirm`: the connection was lost before the answer.
         """
         self._loop.call(lambda: self._settling.ack(confirm=confirm))
@@ -45,8 +47,9 @@ class Message(Content):
         """Return the message to the group. Later messages of its key wait for it.
 
         It is delivered again after `delay_s` seconds, or after the group's backoff if that is None.
-        Returns when the nack is queued: count, delay and reason may still be lost with the
-        connection or the broker. With `confirm`, returns when they are durable.
+        After the last attempt it moves to the dead letters instead, or its key is parked. Returns
+        when the nack is queued: count, delay and reason may still be lost with the connection or
+        the broker. With `confirm`, returns when they are durable.
 
         Raises:
             StaleDelivery: the message is no longer this consumer's.
@@ -70,7 +73,8 @@ class Message(Content):
         self._loop.call(lambda: self._settling.reject(reason, confirm=confirm))
 
     def extend(self, lease_s: float | None = None) -> None:
-        """Extend the lease to `lease_s` seconds from now; None takes the group's lease.
+        """Extend the lease to `lease_s` seconds from now, or less if the group's `lease_total_s`
+        ends before; None takes the group's lease.
 
         Returns when the broker has agreed. Raises StaleDelivery, or InvalidRequest if `lease_s` is
         out of range.
@@ -213,7 +217,8 @@ class Reader(_Open[tocsin.Reader]):
 
     @property
     def verdicts(self) -> dict[int, Verdict]:
-        """The verdict on the position in each partition, when the reader was opened last."""
+        """The verdict on the position in each partition, from the last time the reader was opened,
+        or opened again after a lost connection."""
         return dict(self._source.verdicts)
 
     def __iter__(self) -> Iterator[ReadMessage]:

@@ -30,10 +30,12 @@ from tocsin.proto.message import Content, Message
 BATCH_MAX: Final = 500
 """The largest number of messages that are written before they are acked together."""
 EMPTY_S: Final = 0.1
-"""The time without a message after which the group's lag is queried; it doubles each time."""
+"""The time without a message after which --until-empty queries the group's lag for the first time,
+in seconds. It doubles each time, up to EMPTY_S_MAX."""
 EMPTY_S_MAX: Final = 2.0
 TELL_S: Final = 5.0
-"""The time without a message after which the command prints what the others wait for."""
+"""The time without a message after which --until-empty prints what the group's other messages wait
+for, in seconds."""
 WAITS_FOR: Final = {
     "no_consumer": "a consumer",
     "absent": "a consumer that is away",
@@ -161,7 +163,8 @@ def consume(
 
 
 def _run(work: Coroutine[Any, Any, int], queue: str, group: str | None, start: str | None) -> int:
-    """Run, and give advice if the group would be the first one and start after messages."""
+    """Run `work`. If the group would be the queue's first one and start behind messages, which
+    would delete them, raise an error with advice."""
     try:
         return run(work, ends_with_output=True)
     except WouldDelete as error:
@@ -207,8 +210,8 @@ class _Backlog:
         return lag
 
     async def tell_what_is_left(self) -> None:
-        """Print, once, that the end has come before the group's backlog did. Prints nothing if the
-        caller may not query it."""
+        """Print how many messages the group has not settled, although the command ends. Prints
+        nothing if there are none, or if the query fails."""
         with contextlib.suppress(TocsinError):
             lag = await self.lag()
             if lag:
@@ -219,7 +222,8 @@ class _Backlog:
                 )
 
     async def tell_what_it_waits_for(self) -> None:
-        """Print the reason for the wait whenever it has changed."""
+        """Print how many messages are left and what they wait for, unless the reason is the one
+        printed last."""
         lag = await self.lag()
         why = self._why()
         if lag and why != self._told:

@@ -13,8 +13,9 @@ from tocsin.proto.new_message import NewMessage
 
 READ_BYTES: Final = 256 * 1024
 LINE_BYTES_MAX: Final = 1_048_576
-"""The largest body that a queue may be set to accept (its message_bytes_max; 256 KiB by default). A
-longer line cannot be a message. It is skipped without being held."""
+"""The largest number of bytes of a line, which is the largest body that a queue may be set to
+accept (its message_bytes_max; 256 KiB by default). A longer line cannot be a message. It is skipped
+without being held."""
 BOM: Final = b"\xef\xbb\xbf"
 """The mark that some editors write at the beginning of a UTF-8 file. Not a part of its text."""
 

@@ -1,4 +1,4 @@
-"""Messages as lines."""
+"""Messages as lines of text or of JSON."""
 
 from typing import Any
 

@@ -11,11 +11,12 @@ from tocsin.cli.durations import format_duration
 LIVE_EVERY_S: Final = 0.2
 PLAIN_EVERY_S: Final = 5.0
 QUIET_S: Final = 1.0
-"""The duration of work that prints nothing before its end, in seconds."""
+"""The time before the first live line on a terminal, in seconds. Work that takes less prints
+none."""
 
 
 class Progress:
-    """The progress of one work. `total` and `done` count the same thing (bytes of a file). A
+    """The progress of one work. `total` and `done` count the same thing, such as bytes of a file. A
     `total` of None means that the end is unknown."""
 
     def __init__(

@@ -36,7 +36,8 @@ BATCHES_UNDER_WAY: Final = 8
 PROGRESS_S: Final = 0.2
 """The interval at which the progress line is updated, even without answers, in seconds."""
 CLOSE_S: Final = 1.0
-"""The time in which batches under way get their outcome when the client is closed, in seconds."""
+"""The longest wait for the outcome of each batch under way after the client was closed, in
+seconds."""
 
 
 @click.command(cls=Negatives)
@@ -245,7 +246,8 @@ def _deferred(counts: dict[str, int]) -> str:
 
 @dataclass
 class _Batch:
-    """Messages under way, and the lines they came from."""
+    """Messages under way, the numbers of the lines they came from, and the number of bytes read up
+    to them."""
 
     lines: list[int]
     task: "asyncio.Task[list[Receipt]]"
@@ -266,7 +268,8 @@ class _Stream:
         self.unanswered: list[int] = []
         """Lines whose messages may be stored, because the client was closed before their answer."""
         self.deferred: dict[str, int] = {}
-        """The number of messages that the broker had refused for the moment, by error code."""
+        """The number of messages that the broker had refused for the moment, by error code; set
+        when `run` ends."""
         self._queue = queue
         self._maker = maker
         self._progress = progress
@@ -291,7 +294,8 @@ class _Stream:
         return f"{self._first}. It stopped there. --on-error skip goes on after such lines."
 
     def say_where_it_ended(self, source: str) -> None:
-        """Print, on stderr, which lines are stored and which were not sent."""
+        """Print, on stderr, after which line the command ended, and how many lines before got no
+        answer."""
         after = f"tocsin: ended after line {self.lines:,} of {source}. Later lines were not sent."
         if self.unanswered:
             first, last = self.unanswered[0], self.unanswered[-1]
@@ -300,7 +304,7 @@ class _Stream:
         click.echo(after, err=True)
 
     async def run(self, client: Client, descriptor: int) -> None:
-        """Publish everything, or stop at the first error.
+        """Publish all lines. A line that fails ends this, unless such lines are skipped.
 
         When cancelled, sends nothing more and waits for the answers to sent messages. When
         cancelled again, does not wait.
@@ -334,7 +338,8 @@ class _Stream:
             await self._finish_one(client)
 
     async def close(self) -> None:
-        """Count the batches that are under way when the client is closed. Each has its outcome."""
+        """Count the outcomes of the batches that were under way when the client was closed, as far
+        as they come within CLOSE_S."""
         while self._under_way:
             batch = self._under_way.popleft()
             await asyncio.wait([batch.task], timeout=CLOSE_S)

@@ -73,7 +73,7 @@ class Setting(NamedTuple):
 
 
 NOT_SHOWN: Final = "-"
-"""A figure that the caller's rights do not show."""
+"""The text in place of a figure that the caller's rights do not show."""
 QUEUE_SETTINGS: Final = (
     Setting("partitions", int, "The number of ordered logs; fixed at creation. [16]"),
     Setting("retention_s", duration, "Keep messages this long after all groups settle them. [0]"),
@@ -123,7 +123,7 @@ def setting_options(
 
 
 def given(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given."""
+    """Return the options that were given. The word `none` becomes None."""
     return {
         name: None if value is _Nothing.NONE else value
         for name, value in settings.items()
@@ -238,7 +238,7 @@ def shown(name: str, value: object) -> str:
 
 
 _UNBOUND: Final = {"attempts_max": "no end", "messages_max": "no bound", "bytes_max": "no bound"}
-"""The meaning of a setting that is 0."""
+"""The text in place of a setting that is 0."""
 
 
 @click.group()

@@ -183,7 +183,7 @@ def peek(target: Target, /, name: str, as_json: bool, **which: Any) -> None:
 
 
 VERBS: Final = (pause, resume, purge, peek)
-"""The verbs below `tocsin queue`."""
+"""The verbs of this module, which become verbs of `tocsin queue`."""
 
 
 def _standing(message: PeekedMessage) -> dict[str, Any]:
@@ -202,12 +202,13 @@ def _row(message: PeekedMessage) -> list[object]:
 
 
 def shown_key(message: Content) -> str:
-    """A key in a table."""
+    """Return a message's key as a cell of a table, cut to 40 characters; empty without one."""
     return _cut("" if message.key is None else message.key, 40)
 
 
 def shown_body(message: Content) -> str:
-    """The beginning of a body in a table."""
+    """Return the beginning of a message's body as a cell of a table, or the size of a binary
+    body."""
     if message.is_binary:
         return f"({len(message.body_bytes):,} bytes)"
     return _cut(message.body_bytes[: 4 * BODY_SHOWN].decode(errors="replace"), BODY_SHOWN)

@@ -7,7 +7,8 @@ from typing import Any, Final, Protocol
 from tocsin.proto.message import Content
 
 COMPACT_EVERY: Final = 256
-"""The number of claims of a log after which its rows have to be joined."""
+"""The number of claims of a log, made through this object, after which the rows of that log have to
+be joined."""
 _HIGHEST: Final = (1 << 63) - 1
 
 
@@ -27,7 +28,7 @@ class Cursor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The differences of databases.
+    """The syntax in which databases differ.
 
     `parameter` is the mark of a parameter. `share_lock` follows a SELECT, and keeps others from
     changing the row before this transaction ends.
@@ -119,7 +120,8 @@ class Applied:
         self._dialect = dialect
         self._claims: dict[str, int] = {}
         self._lowest: dict[str, int] = {}
-        """The lowest offset claimed here since the log was compacted; 0 if unknown."""
+        """The lowest offset, by log, that was claimed through this object since it compacted the
+        log; 0 before the first compaction."""
 
     def create(self, cursor: Cursor) -> None:
         """Create the tables `tocsin_logs` and `tocsin_applied`, unless they exist."""

@@ -81,8 +81,8 @@ class SqliteEffects:
         return Once(self, message)
 
     def forget(self, queue_id: str, *, partition: int | None = None, from_offset: int = 0) -> None:
-        """Let the effects of a queue's messages be applied again, from an offset on. None: in all
-        partitions. Durable when this returns."""
+        """Let the effects of a queue's messages be applied again, from an offset on. `partition`
+        restricts this to one partition; None means all. Durable when this returns."""
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -94,7 +94,7 @@ class SqliteEffects:
             self._connection.execute("COMMIT")
 
     def close(self) -> None:
-        """Close the database, once no transaction is open."""
+        """Close the database. Waits until no transaction of this object is open."""
         with self._lock:
             self._connection.close()
         self._thread.shutdown(wait=False)

@@ -8,12 +8,16 @@ from tocsin.proto.connect_policy import Transport
 ABNORMAL: Final = 1006
 """The close code of a transport that ended without a close frame (RFC 6455, 7.1.5)."""
 WRITE_BUFFER_BYTES: Final = 1_048_576
-"""The number of unsent bytes above which publishing waits until the broker has taken some."""
+"""The number of unsent bytes of a carrier above which publishing waits until the broker has taken
+some."""
 SLOWEST_BYTES_PER_S: Final = 8 * 1024
-"""The rate of a slow connection that is not dead. Large frames have more time, by their size."""
+"""The rate, in bytes per second, of the slowest connection that does not count as dead. Large
+requests and answers have more time, by their size at this rate."""
 
 Trace = Callable[[Literal["sent", "received"], Transport, bytes], None]
-"""Called with every message as it goes over the wire: a frame, or an array of frames, as JSON."""
+"""A function of the program, called with every message that a session sends or receives: the
+direction, the transport, and a frame or an array of frames, as JSON. Tokens in sent frames are left
+out."""
 
 
 class Listener(Protocol):
@@ -23,10 +27,11 @@ class Listener(Protocol):
         """Handle a whole message: a frame, or an array of frames."""
 
     def on_writable(self) -> None:
-        """Continue writing, because `writable` has become True again."""
+        """Continue writing, because the carrier's `writable` has become True again."""
 
     def on_closed(self, close_code: int, reason: str) -> None:
-        """Note the end of the carrier. ABNORMAL means that it came without a close code."""
+        """Note the end of the carrier. The close code ABNORMAL means that the carrier ended without
+        one."""
 
 
 class Carrier(Protocol):
@@ -34,36 +39,39 @@ class Carrier(Protocol):
 
     transport: Transport
     writable: bool
-    """Whether the carrier has room to write; False if too much waits to be sent."""
+    """Whether to send more; False while too many bytes wait to be sent."""
     received_at: float
     """The time at which bytes were received last, in the loop's seconds."""
     is_receiving: bool
-    """Whether a message has arrived in part."""
+    """Whether the beginning of a message has arrived, and its end has not."""
     patient_until: float
-    """The time until which silence means nothing, in the loop's seconds; 0 if it always does.
+    """The time until which silence does not mean that the connection is lost, in the loop's
+    seconds; 0 while silence means that.
 
-    Until then a large post is being sent, and nothing else can be received.
+    Until that time a large post is being sent by long poll, and nothing else can be received.
     """
     refusal: Exception | None
-    """The reason why no session was opened, if more is known than a close code says."""
+    """The error that ended the carrier, if more is known than a close code says; None otherwise. A
+    handshake raises it."""
 
     def listen(self, listener: Listener | None) -> None:
         """Give messages to `listener` from now on; None discards them."""
 
     def limit(self, message_bytes_max: int) -> None:
-        """End when a larger message arrives."""
+        """End the carrier when a message of more than `message_bytes_max` bytes arrives."""
 
     def present(self, token: str) -> None:
-        """Send this token from now on, if each request carries one."""
+        """Send this token from now on, if the transport sends one with each request."""
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Send frames; the first one is the hello. After the end, does nothing."""
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """End in an orderly way: frames sent before still arrive. `wait_closed` waits for it."""
+        """End the carrier in an orderly way: frames sent before still arrive. `wait_closed` waits
+        for the end."""
 
     async def wait_closed(self) -> None:
         """Wait until the carrier has ended."""
 
     def abort(self) -> None:
-        """End at once."""
+        """End the carrier at once."""

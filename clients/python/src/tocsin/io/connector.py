@@ -39,7 +39,7 @@ NOT_A_BROKER_MAX: Final = 20
 """The number of times in a row that another server may answer, for example a proxy without its
 broker, before a client that was connected gives up. Reaching it takes a few minutes."""
 _UPGRADE_SHARE: Final = 0.5
-"""The share of an attempt's time for the WebSocket, if a long poll may follow."""
+"""The share of an attempt's time limit that a WebSocket gets, if a long poll may follow."""
 
 OpenCarrier = Callable[[Transport, str | None], Awaitable[Carrier]]
 
@@ -51,13 +51,15 @@ class ConnectorListener(Listener, Protocol):
     """
 
     def hello(self) -> bytes:
-        """Return the frame to begin with."""
+        """Return the `hello` frame with which each connection begins."""
 
     def on_welcome(self, carrier: Carrier, welcome: wire.Welcome) -> None:
-        """Continue over this carrier. `on_loss` was called for the one before."""
+        """Begin, or continue, over this carrier. If there was one before, `on_loss` was called for
+        it."""
 
     def on_loss(self) -> None:
-        """Give up the frames on their way. The session may continue over another carrier."""
+        """Note that the carrier is lost, with the frames on their way. The session may continue
+        over another carrier."""
 
     def on_failure(self, error: TocsinError) -> None:
         """End the session for this reason, because no other carrier follows."""
@@ -91,7 +93,7 @@ class _Handshake:
         """Do nothing, because nothing waits."""
 
     def on_closed(self, close_code: int, reason: str) -> None:
-        """Fail, because no welcome came."""
+        """End the wait for the welcome with an error, because the carrier has ended before."""
         error = self._carrier.refusal
         if error is None and close_code == close_codes.UNAUTHORIZED:
             error = Unauthorized("unauthorized", reason)
@@ -157,6 +159,8 @@ class Connector:
         Raises:
             CannotConnect: nothing answers, or something other than a broker.
             BrokerError: the broker refused, for example with Unauthorized.
+            SessionEnded: the broker closed the connection with a code after which no client
+                reconnects.
         """
         give_up_at = self._loop.time() + self._connect_timeout_s
         while True:
@@ -311,7 +315,8 @@ class Connector:
         return LongPoll(self._url, token, self._trace, self._tls)
 
     def on_welcome(self, carrier: Carrier, welcome: wire.Welcome, data: bytes) -> None:
-        """Continue over this carrier. The frames after the welcome in its message follow."""
+        """Use this carrier from now on instead of the one before. The session gets the welcome, and
+        then `data`, the message that holds the welcome and perhaps further frames."""
         before, self.carrier = self.carrier, carrier
         if before is not None:
             before.listen(None)
@@ -370,7 +375,8 @@ class Connector:
 
 
 def _is_reached(error: Exception) -> bool:
-    """Whether a server answered, and only the WebSocket did not get through."""
+    """Whether the error suggests that a server was reached, and only the WebSocket did not get
+    through."""
     if isinstance(error, CannotConnect):
         return True
     return isinstance(
@@ -379,7 +385,7 @@ def _is_reached(error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Return a sentence about an error, for people."""
+    """Return a short text about an error, for people."""
     if isinstance(error, TimeoutError):
         return "it does not answer"
     if (distrust := tls_complaint(error)) is not None:

@@ -2,8 +2,8 @@
 
 One task posts the frames of the session, another polls for the broker's frames. Posts are numbered,
 and polls name the batch that arrived last. So either request is repeated when its answer is lost,
-and no frame is lost or doubled. Requests that fail for longer than PATIENCE_S end the carrier. The
-session then continues over another one.
+and no frame is lost or doubled. If a request that got no answer also fails when it is repeated, the
+carrier ends after PATIENCE_S. The session then continues over another one.
 """
 
 import asyncio
@@ -30,17 +30,19 @@ logger = logging.getLogger("tocsin")
 WAIT_S: Final = 20.0
 """The time for which a poll waits for frames, in seconds."""
 REQUEST_TIMEOUT_S: Final = 8.0
-"""The time for an answer to begin, and to continue, in seconds. A poll has WAIT_S more. A post has
-more time by its size, at the rate of the slowest connection."""
+"""The longest time until an answer begins, and between its parts, in seconds. A poll has WAIT_S
+more to begin. A post has more by its size, at SLOWEST_BYTES_PER_S."""
 BODY_TIMEOUT_S: Final = 30.0
-"""The time for the rest of an answer, in seconds. It grows with the bytes that have arrived, at the
-rate of the slowest connection. So an answer that trickles forever fails."""
+"""The time limit of the body of an answer, in seconds. It grows with the bytes that have arrived,
+at SLOWEST_BYTES_PER_S. So an answer that trickles forever fails."""
 PATIENCE_S: Final = 10.0
-"""The time of failed requests after which the carrier ends, in seconds."""
+"""The time after the time limit of a first request without an answer for which that request is
+repeated, in seconds. Then the carrier ends."""
 PAUSE_S: Final = 0.2
-"""The pause before a request is repeated, in seconds."""
+"""The pause before a request is repeated, in seconds, if the broker names no other."""
 REQUEST_BYTES_AIM: Final = 512 * 1024
-"""The size of frames that are posted together. One frame may be larger. A post is a round trip."""
+"""The number of bytes up to which frames are posted together, because each post is a round trip.
+One frame may be larger."""
 ANSWER_BYTES_MAX: Final = 16 * 1_048_576
 CLOSE_TIMEOUT_S: Final = 2.0
 _SESSIONS: Final = "/v1/sessions"
@@ -97,7 +99,8 @@ class LongPoll:
         self._listener = listener
 
     def limit(self, message_bytes_max: int) -> None:
-        """End when a larger answer comes. A batch may hold the bytes of a frame, and one frame
+        """End the carrier when an answer has more than twice `message_bytes_max` bytes, or than
+        ANSWER_BYTES_MAX if that is more. A batch may hold the bytes of a frame, and one frame
         more."""
         self._bytes_max = max(2 * message_bytes_max, ANSWER_BYTES_MAX)
 
@@ -113,7 +116,8 @@ class LongPoll:
         self._has_work.set()
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """Post the queued frames, then delete the session.
+        """Post the queued frames, then delete the session. The carrier ends after CLOSE_TIMEOUT_S
+        at the latest.
 
         A code that does not end the session ends the carrier at once, because the session continues
         over another carrier.
@@ -235,7 +239,9 @@ class LongPoll:
             raise NotABroker(f"the server is not a Tocsin broker: {error}") from None
 
     async def _request_repeatedly(self, method: str, path: str, content: bytes | None) -> bytes:
-        """Request until an answer comes, or requests have failed for PATIENCE_S.
+        """Request until an answer comes. If none comes, raises CannotConnect PATIENCE_S after the
+        time limit of the first request. After a refusal that allows another attempt, requests
+        again, without a limit.
 
         A request so large that it alone took longer than that is not sent again here.
         """

@@ -18,7 +18,7 @@ Token = str | Callable[[], str | Awaitable[str]] | None
 BUSY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses of a proxy, or of a broker that starts. Another attempt may succeed."""
 TIMEOUT_S: Final = 30.0
-"""The time limit of an answer, in seconds; a pull adds its `wait_s`."""
+"""The usual time limit of an answer to a call, in seconds; a pull adds its `wait_s`."""
 _TOKEN: Final = re.compile(r"[!-~]+")
 _NO_TOKEN: Final = "{} is no token; a token is printable ASCII without blanks or line ends"
 
@@ -116,7 +116,7 @@ def bearer(token: str | None) -> dict[str, str]:
 
 
 def refusal_of(status: int, content: bytes) -> BrokerError | CannotConnect:
-    """Return the error that the answer to a refused request means."""
+    """Return the error that the status and body of the answer to a refused request mean."""
     try:
         problem = msgspec.json.decode(content, type=_Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):

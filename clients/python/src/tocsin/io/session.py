@@ -24,7 +24,8 @@ from tocsin.proto.connect_policy import Mode, Transport
 
 logger = logging.getLogger("tocsin")
 OnAnswer = Callable[[wire.Ok | wire.Error | None], None]
-"""Called with the answer to a request; None if its carrier was lost before."""
+"""A function that the session calls once with the broker's answer to a request, or with None if the
+carrier was lost before the answer."""
 SILENT_SHARE: Final = 0.5
 """The share of the broker's heartbeat without a frame after which the client pings.
 
@@ -32,7 +33,7 @@ After a whole heartbeat the client gives the carrier up, earlier than the broker
 client.
 """
 RENEW_SHARE: Final = 0.8
-"""The share of a token's life after which a fresh one follows."""
+"""The share of a token's life after which the client presents a fresh token."""
 AGAIN_S: Final = 5.0
 """The shortest time between a failed renewal of the token and the next one, in seconds."""
 NAME: Final = "tocsin-python"
@@ -112,7 +113,8 @@ class Session:
         self.session_id = ""
         """The broker's id of this session; empty before the first welcome."""
         self.resumed: frozenset[int] = frozenset()
-        """The subscriptions that are still open according to the last welcome."""
+        """The numbers of the subscriptions that continue, according to the last welcome; empty if
+        the session did not keep its id."""
         self.is_known = False
         """Whether the session kept its id at the last welcome."""
         self._linger_s = linger_s
@@ -141,7 +143,7 @@ class Session:
         self._sent_at = 0.0
         """The time at which frames were sent last, in the loop's seconds."""
         self._pinged_at = 0.0
-        """The time of the last ping, in the loop's seconds."""
+        """The time of the session's last ping, in the loop's seconds; 0 before the first."""
         self.is_open = False
         self.is_draining = False
         if callable(token):
@@ -155,6 +157,8 @@ class Session:
         Raises:
             CannotConnect: nothing answers, or something other than a broker.
             BrokerError: the broker refused, for example with Unauthorized.
+            SessionEnded: the broker closed the connection with a code after which no client
+                reconnects.
         """
         await self._connector.open()
 
@@ -225,7 +229,7 @@ class Session:
     # --- for the parts --------------------------------------------------------------------------
 
     def add(self, part: SessionPart) -> None:
-        """Add a part."""
+        """Add a part, which is then notified of each connection, loss, failure and deadline."""
         self._parts[part] = None
 
     def remove(self, part: SessionPart) -> None:
@@ -234,7 +238,8 @@ class Session:
         self._dirty.pop(part, None)
 
     def route(self, subscription: int, part: Subscriber | None) -> None:
-        """Hand pushes of this subscription to `part`; None discards them."""
+        """Hand the pushes, the `revoked` frames and the end of this subscription to `part`; None
+        discards them."""
         if part is None:
             self._subscribers.pop(subscription, None)
         else:
@@ -242,11 +247,12 @@ class Session:
 
     @property
     def refs(self) -> "itertools.count[int]":
-        """Fresh refs."""
+        """The numbers from which each request takes its `ref`."""
         return self._refs
 
     def expect(self, ref: int, on_answer: OnAnswer) -> None:
-        """Call `on_answer` with the answer to the request with this ref."""
+        """Call `on_answer` once with the answer to the request with this ref, or with None if the
+        carrier is lost before."""
         self._pending[ref] = on_answer
 
     def request(self, frame: wire.SentFrame) -> None:
@@ -260,7 +266,7 @@ class Session:
         carrier.send(frames)
 
     def present(self, token: str) -> None:
-        """Use this token from now on, because the broker has accepted it."""
+        """Let the carrier use this token from now on, because the broker has accepted it."""
         if self._carrier is not None:
             self._carrier.present(token)
 
@@ -294,7 +300,8 @@ class Session:
         return carrier is not None and carrier.writable and not self.is_draining
 
     def wake_at(self, when: float | None) -> None:
-        """Call the parts' `expire` at `when`, in the loop's seconds, or before."""
+        """Call `expire` of all parts at `when`, in the loop's seconds, or before; None and infinity
+        do nothing."""
         if when is None or when == float("inf") or self.failure is not None:
             return
         if self._timer is not None:

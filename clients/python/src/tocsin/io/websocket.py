@@ -25,7 +25,8 @@ from tocsin.proto.connect_policy import Transport
 from tocsin.proto.wire import join_frames, without_tokens
 
 MESSAGE_BYTES_MAX: Final = 8 * 1_048_576
-"""The largest message until the broker's welcome has named its own bound."""
+"""The largest WebSocket message that is accepted until the broker's welcome names a bound, in
+bytes."""
 CLOSE_TIMEOUT_S: Final = 2.0
 
 

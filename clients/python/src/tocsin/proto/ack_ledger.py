@@ -15,13 +15,15 @@ from tocsin.proto.message import HeldPush, Message, State
 from tocsin.proto.wire import delivery_list, ranges_of, split_deliveries
 
 UNHEARD_ROWS: Final = 64
-"""The number of rows of acks after which the broker is queried."""
+"""The number of entries of delivery lists in unconfirmed acks at which the broker is queried
+whether these acks are durable."""
 UNHEARD_ROWS_MAX: Final = 4096
-"""The number of rows that are kept while the broker cannot confirm that they are durable. Beyond it
-the oldest rows are forgotten. If the gateway is killed then, too, handled messages may come
-again."""
+"""The largest number of entries of delivery lists in acks since the last query that are kept to be
+sent again. The oldest ones beyond it are forgotten. If the gateway is killed then, their messages
+may come again although they were handled."""
 NAMED_MESSAGES_MAX: Final = 100_000
-"""The largest number of unconfirmed acked messages to name. A subscription holds fewer."""
+"""The largest number of messages with unconfirmed acks that `held` names. A subscription holds
+fewer."""
 Ticket = object
 _Waiting = tuple[Message, Ticket]
 _NackOptions = tuple[float | None, str | None, bool]
@@ -33,14 +35,15 @@ class Confirmations(NamedTuple):
 
     settled: list[Ticket]
     stale: list[Ticket]
-    """Deliveries that the broker did not settle."""
+    """The tickets of deliveries that the broker did not settle or return."""
     perhaps: list[Ticket]
-    """Deliveries that the broker did not settle now, and may have settled when they were sent
-    first."""
+    """The tickets of deliveries that the broker did not settle or return now, and may have settled
+    or returned when their ack or nack was sent first, before a lost connection."""
 
 
 class AckLedger:
-    """The acks, nacks and marks of one subscription, until the broker has answered them."""
+    """The acks and nacks of one subscription until the broker has confirmed them, and the marks of
+    started messages until they are sent."""
 
     def __init__(self, subscription: int) -> None:
         self.subscription = subscription
@@ -150,10 +153,10 @@ class AckLedger:
     # --- answers --------------------------------------------------------------------------------
 
     def on_durability_answer(self, ref: int, *, is_durable: bool = True) -> None:
-        """Handle the answer to the query. Deliveries acked before it are durable, or no longer
-        ours.
+        """Handle the answer to the query whether earlier acks are durable; other refs are ignored.
 
-        Without `is_durable` the broker cannot confirm, and the acks are kept.
+        If they are durable, or their deliveries are no longer ours, the acks are forgotten. Without
+        `is_durable` the broker cannot confirm, and the acks are kept.
         """
         if ref == self._query_ref:
             self._query_ref = None
@@ -162,13 +165,16 @@ class AckLedger:
             self._queried = []
 
     def on_nack_answer(self, ref: int, refused: Sequence[list[int]] = ()) -> Confirmations:
-        """Handle the answer to a nack; returns its tickets, sorted as by `on_ack_answer`."""
+        """Handle the answer to a nack; returns the tickets that waited for it, by outcome.
+
+        `refused` are the deliveries that the broker did not return now.
+        """
         _, nacked = self._nacking.pop(ref, (None, ()))
         waiting = [(m, self._tickets.pop(m)) for m in nacked if m in self._tickets]
         return self._outcome(waiting, refused)
 
     def on_ack_answer(self, ref: int, refused: Sequence[list[int]]) -> Confirmations:
-        """Handle the answer to a confirmed ack; returns its tickets.
+        """Handle the answer to a confirmed ack; returns the tickets that waited for it, by outcome.
 
         `refused` are the deliveries that the broker did not settle now.
         """
@@ -195,7 +201,9 @@ class AckLedger:
     # --- coming back ----------------------------------------------------------------------------
 
     def unconfirmed(self) -> wire.DeliveryList:
-        """Return deliveries that are settled or returned here, and may not be at the broker."""
+        """Return the deliveries that were acked or nacked here, and whose acks and nacks the broker
+        has not confirmed; of acks without a ticket that were sent, only the last
+        NAMED_MESSAGES_MAX."""
         messages = [message for message, _ in self._confirm]
         messages += [m for pairs in self._confirming.values() for m, _ in pairs]
         messages += [m for nacked in self._nacked.values() for m in nacked]
@@ -205,9 +213,10 @@ class AckLedger:
         return [*_last([*self._again, *self._queried, *self._unconfirmed]), *places]
 
     def repeat(self, handed: Iterable[Message]) -> list[Message]:
-        """Queue unconfirmed acks and nacks again, and the marks of messages in hand (R19).
+        """Queue unconfirmed acks and nacks again, and marks of the `handed` messages, whose
+        handlers may run (R19).
 
-        Returns the messages that are nacked again.
+        Returns the messages of all queued nacks.
         """
         self._again = [*self._again, *self._queried, *self._unconfirmed]
         self._queried, self._unconfirmed, self._query_ref = [], [], None
@@ -223,7 +232,9 @@ class AckLedger:
         return [message for messages in self._nacked.values() for message in messages]
 
     def on_session_loss(self) -> list[Ticket]:
-        """Forget everything, because none of it counts. Returns the tickets that still wait."""
+        """Forget all acks, nacks and marks, because the session is lost and none of them can be
+        sent or confirmed any more. Returns the tickets that still wait; nobody knows whether their
+        acks and nacks took effect."""
         tickets = [ticket for _, ticket in self._confirm]
         tickets += [ticket for pairs in self._confirming.values() for _, ticket in pairs]
         tickets += self._tickets.values()
@@ -232,7 +243,7 @@ class AckLedger:
 
 
 def _last(rows: wire.DeliveryList) -> wire.DeliveryList:
-    """Return the last rows, with at most NAMED_MESSAGES_MAX messages."""
+    """Return the last rows of a delivery list, with at most NAMED_MESSAGES_MAX messages."""
     left = NAMED_MESSAGES_MAX
     for index in range(len(rows) - 1, -1, -1):
         left -= sum(rows[index][4::2]) - sum(rows[index][3::2]) + len(rows[index][3::2])

@@ -17,11 +17,12 @@ FIRST_EVERY_S: Final = 0.25
 """The interval of the first pings, of which there are FIRST, in seconds."""
 FIRST: Final = 4
 SAMPLES: Final = 8
-"""The number of round trips of which the best one counts."""
+"""The number of latest round trips of which the shortest one gives the offset."""
 NEWS_US: Final = 50
-"""The smallest change of the offset that is sent, in microseconds."""
+"""The smallest change of the offset that is sent to the broker, in microseconds."""
 STEP_US: Final = 50_000
-"""The change, beyond what round trips explain, that means that a clock was stepped."""
+"""The change of the offset, beyond what round trips explain, above which a clock counts as stepped,
+in microseconds. Earlier round trips are then discarded."""
 
 
 class _Sample(NamedTuple):
@@ -30,7 +31,7 @@ class _Sample(NamedTuple):
 
 
 class BrokerClock:
-    """The broker's clock, as the pongs of this connection show it."""
+    """The offset of the broker's clock, as the welcome and the pongs of this connection show it."""
 
     def __init__(self, *, wall_unix_us: int, now: float) -> None:
         self._base_us = wall_unix_us - int(now * 1_000_000)
@@ -43,7 +44,7 @@ class BrokerClock:
         """Whether the broker sends its own time, and wants that of producers."""
 
     def unix_us(self, now: float) -> int:
-        """Return this client's time, in Unix microseconds."""
+        """Return this client's time at `now`, in Unix microseconds."""
         return self._base_us + int(now * 1_000_000)
 
     def on_welcome(self, broker_unix_us: int | None, *, now: float) -> None:
@@ -82,7 +83,9 @@ class BrokerClock:
 
     @property
     def offset_to_send_us(self) -> int | None:
-        """The offset of the broker's clock, if it has to be sent; None if the broker has it."""
+        """The offset of the broker's clock to send with the next publish, in microseconds. None if
+        the broker wants no times, the offset is not known, or it has changed by less than NEWS_US
+        since it was sent."""
         if not self.is_wanted or self._offset_us is None:
             return None
         told_us = self._sent_us

@@ -11,14 +11,14 @@ PROTOCOL_ERROR: Final = 1002
 DRAINING: Final = 4000
 """The gateway is shutting down."""
 HEARTBEAT: Final = 4001
-"""The gateway received nothing from this client."""
+"""The gateway received nothing from this client for too long."""
 HELLO_LATE: Final = 4002
 OVERLOADED: Final = 4003
 UNAUTHORIZED: Final = 4401
-"""The credentials are invalid; reconnect with a fresh token."""
+"""The credentials are invalid, or have ended; reconnect with a fresh token."""
 PROTOCOL: Final = 4500
 REVOKED: Final = 4501
-"""The right to be here was revoked."""
+"""The client's credentials were revoked; do not reconnect."""
 HELLO_FIRST: Final = 4502
 REPLACED: Final = 4503
 TOO_LARGE: Final = 4509

@@ -56,12 +56,14 @@ class ClosedKeys:
         self._by_place[partition, message.offset] = key
 
     def on_nack(self, ref: int, messages: list[Message]) -> None:
-        """Note that a nack names these messages. The answer to it opens their keys."""
+        """Note that the nack `ref` names these messages. The broker's answer to that nack opens
+        their keys."""
         keys = {message.key for message in messages if message.key in self._by_key}
         self._nacked[ref] = [(key, self._by_key[key]) for key in keys if key is not None]
 
     def on_nack_answer(self, ref: int) -> None:
-        """Open the keys of a nack, because frames sent after its answer take account of it."""
+        """Open the keys of the nack `ref`, because frames that the broker sends after its answer
+        take account of that nack. Keys that were closed anew stay closed."""
         for key, closing in self._nacked.pop(ref, ()):
             if self._by_key.get(key) is closing:
                 self._open(key)
@@ -79,7 +81,7 @@ class ClosedKeys:
         self._nacked.clear()
 
     def on_revoke(self, partition: int, first: int, last: int) -> None:
-        """Open the keys that one of these deliveries has closed."""
+        """Open the keys that a message at one of these offsets has closed."""
         if last - first < len(self._by_place):
             places = [(partition, offset) for offset in range(first, last + 1)]
         else:
@@ -90,8 +92,8 @@ class ClosedKeys:
                 self._open(key)
 
     def admit(self, key: str, partition: int, offset: int) -> bool:
-        """Return whether to let a message in. A closed key admits only the message that closed it,
-        and is opened by it."""
+        """Return whether to accept a message that was pushed. A closed key accepts only the message
+        that closed it, and is opened by that message."""
         closing = self._by_key.get(key)
         if closing is None:
             return True

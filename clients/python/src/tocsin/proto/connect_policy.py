@@ -22,23 +22,27 @@ Transport = Literal["websocket", "long-poll"]
 Mode = Literal["auto", "websocket", "long-poll"]
 MODES: Final = ("auto", "websocket", "long-poll")
 YOUNG_S: Final = 60.0
-"""The age below which a WebSocket that is cut has died young, in seconds."""
+"""The age in seconds below which a WebSocket has died young if it ends without a close frame."""
 DIED_YOUNG_MAX: Final = 3
 RETURN_S: Final = 10.0
-"""The time after which a WebSocket is tried beside a long poll, in seconds; each failure doubles
-it."""
+"""The longest time before a WebSocket is first tried beside a long poll, in seconds. Each try
+doubles this bound, up to RETURN_S_MAX."""
 RETURN_S_MAX: Final = 300.0
 DELAY_S: Final = 0.1
-"""The longest delay before the first attempt, in seconds; each attempt doubles this bound."""
+"""The longest delay before the first attempt to reconnect, in seconds; each attempt doubles this
+bound, up to DELAY_S_MAX."""
 DELAY_S_MAX: Final = 15.0
 LIMITED_S_MAX: Final = 60.0
-"""The longest wait for a limit, in seconds."""
+"""The longest time that the broker's advice after `rate_limited` adds to the delay before the next
+attempt to connect, in seconds."""
 UNAUTHORIZED_MAX: Final = 3
-"""The number of fresh tokens that are tried in a row."""
+"""The number of fresh tokens that are tried in a row after the broker has refused the credentials.
+Then the client gives up."""
 
 
 class TransportChoice:
-    """The transport of the next attempt. `mode` is the only one allowed, or "auto"."""
+    """The transport of the next attempt. `mode` is the only transport that is allowed, or
+    "auto"."""
 
     def __init__(self, mode: Mode, *, rng: Random) -> None:
         self.mode = mode
@@ -110,7 +114,7 @@ class ReconnectDelay:
         self._limited_s = 0.0
 
     def on_connect(self) -> None:
-        """Start the delays again, because a session is open."""
+        """Begin again with the shortest delay, because a session is open."""
         self._attempts_before, self._attempts = self._attempts, 0
         self._unauthorized = 0
         self._advised_at = None
@@ -125,22 +129,26 @@ class ReconnectDelay:
         self._advised_at = now + after_s
 
     def on_rate_limit(self, after_s: float) -> None:
-        """Wait `after_s` because the attempt was over a limit.
+        """Add `after_s` seconds, at most LIMITED_S_MAX, to the next delay, because the attempt was
+        over a limit.
 
-        Other clients wait for the same time, so the usual delay is added.
+        Other clients wait for the same time, so the usual delay is waited, too.
         """
         self._limited_s = min(after_s, LIMITED_S_MAX)
 
     def on_close(self, close_code: int) -> bool:
-        """Note the close code of a session or an attempt; returns whether to try again."""
+        """Note the close code of a session or an attempt; returns whether to try again. After
+        UNAUTHORIZED that is so for up to UNAUTHORIZED_MAX times in a row, and only with
+        `fresh_tokens`."""
         if close_code == close_codes.UNAUTHORIZED:
             self._unauthorized += 1
             return self._fresh_tokens and self._unauthorized <= UNAUTHORIZED_MAX
         return close_codes.may_reconnect(close_code)
 
     def next_delay_s(self, *, now: float) -> float:
-        """Return the delay before the next attempt, in seconds. It is random up to a bound, which
-        doubles with each attempt, unless the gateway named the delay."""
+        """Return the delay before the next attempt, in seconds: the one that a draining gateway has
+        named, or else a random one up to a bound, which doubles with each attempt. The time of
+        `on_rate_limit` is added to the random one."""
         if self._advised_at is not None:
             advised_at, self._advised_at = self._advised_at, None
             return max(0.0, advised_at - now)

@@ -35,10 +35,11 @@ from tocsin.proto.message import HeldPush, Message, Settler, State
 from tocsin.proto.wire import ranges_of
 
 CREDIT_SHARE: Final = 4
-"""The share of the window after which credit is granted again: a quarter."""
+"""The divisor of the window: credit is granted again when a quarter of the window has been
+released."""
 AHEAD: Final = 8
-"""The number of messages of a key that stay held behind one that is in hand for longer than a
-lease."""
+"""The number of messages of a key whose leases are extended behind a message of that key that is in
+hand for longer than a lease."""
 _READY_GONE_MIN: Final = 64
 _LAST: Final = 1 << 62
 """An offset above every other."""
@@ -88,7 +89,7 @@ class DeliveryLedger:
     def begin(self, *, credit: int, lease_s: float) -> None:
         """Begin with nothing held, because the subscription has been opened again.
 
-        `on_session_loss` was called before.
+        `on_session_loss` was called before, if anything was held.
         """
         self.credit = credit
         self.lease_s = lease_s
@@ -103,7 +104,8 @@ class DeliveryLedger:
         self.received = 0
         self.released = 0
         self.uncounted = 0
-        """The number of received messages that the broker gave before it was restarted."""
+        """The part of `received` that the broker does not count: the messages that were held when
+        the session's gateway ended and another one took over the subscription."""
         self._released_granted = 0
 
     # --- what comes in --------------------------------------------------------------------------
@@ -113,7 +115,8 @@ class DeliveryLedger:
         """Hold the messages of a push.
 
         A push that is not newer than the newest of its partition is discarded (R16). A newer push
-        supersedes held deliveries of the same messages.
+        supersedes held deliveries of the same messages. Messages of closed keys are discarded
+        (R17).
         """
         self.received += len(push.messages)
         number = (push.epoch, push.push)
@@ -165,7 +168,9 @@ class DeliveryLedger:
                     self._lose(held, first, last)
 
     def revoke(self, deliveries: wire.DeliveryList) -> None:
-        """Give up deliveries that the broker has taken back; others are ignored."""
+        """Give up deliveries that the broker has taken back, and the later held messages of their
+        keys. Opens the keys that one of these deliveries has closed. Deliveries that this consumer
+        does not hold are otherwise ignored."""
         for partition, epoch, number, *pairs in deliveries:
             held = self._pushes.get((partition, epoch, number))
             for first, last in zip(pairs[::2], pairs[1::2], strict=False):
@@ -175,7 +180,8 @@ class DeliveryLedger:
                     self._closed.on_revoke(partition, first, last)
 
     def expire(self, *, now: float) -> None:
-        """Discard messages that have been held for as long as their lease."""
+        """Discard held messages whose leases are over by this client's clock, and the later held
+        messages of their keys. Their keys are closed (R17)."""
         for message in self.leases.expire(now=now):
             if message.state <= _HANDED:  # otherwise it went with an earlier one of its key
                 self._close(message, _GONE)
@@ -203,7 +209,8 @@ class DeliveryLedger:
         return held + self.acks.unconfirmed()
 
     def restart_count(self) -> None:
-        """Restart the counts, as the broker does after its own restart."""
+        """Begin the counts of credit anew, as the broker does after its own restart. Messages that
+        are held from before do not count against the new credit."""
         self.uncounted = self.received = self.received - self.released
         self.released = self._released_granted = 0
 
@@ -215,7 +222,8 @@ class DeliveryLedger:
 
     @property
     def received_at_broker(self) -> int:
-        """The number of messages ever received, as the broker counts."""
+        """The number of messages received on this subscription, as the broker counts: those since
+        its last restart."""
         return self.received - self.uncounted
 
     def on_resume(self, revoked: wire.DeliveryList) -> None:
@@ -238,8 +246,8 @@ class DeliveryLedger:
         self.is_paused = False
 
     def on_session_loss(self) -> list[Ticket]:
-        """Give up every delivery, because the session is lost. Returns the tickets that still
-        wait."""
+        """Give up every delivery, because the session is lost. Returns the tickets that still wait
+        for a confirmation."""
         for held in list(self._pushes.values()):
             self._lose(held, 0, _LAST)
         self._ready.clear()
@@ -277,8 +285,8 @@ class DeliveryLedger:
         return None
 
     def put_back(self, message: Message) -> None:
-        """Take back a message that was handed out and not taken, unless it has been lost
-        meanwhile."""
+        """Make a message that was handed out READY again, as the first one, because its taker was
+        cancelled. A message that has been lost meanwhile stays lost."""
         if message.state is _HANDED:
             message.state = _READY
             self._ready.appendleft(message)
@@ -309,7 +317,8 @@ class DeliveryLedger:
             self._promote(message.key)
 
     def _promote(self, key: str) -> None:
-        """Make the next message of a key READY, because the one before it is settled."""
+        """Make the next message of a key READY, because the message before it has been settled or
+        its handler has ended."""
         line = self._lines[key]
         if line is None:
             del self._lines[key]
@@ -337,7 +346,8 @@ class DeliveryLedger:
         reject: bool = False,
         ticket: Ticket | None = None,
     ) -> None:
-        """Return a message that was handed out, and with it the later held messages of its key.
+        """Nack a message that was handed out, and discard the later held messages of its key, which
+        the broker gives again.
 
         With a ticket the nack is confirmed: `on_nack_answer` returns the ticket when the broker has
         answered.
@@ -365,10 +375,11 @@ class DeliveryLedger:
     # --- answers --------------------------------------------------------------------------------
 
     def on_nack_answer(self, ref: int, refused: Sequence[list[int]] = ()) -> Confirmations:
-        """Handle the answer to a nack. Messages that the broker sends from now on may be let in.
+        """Handle the answer to a nack. Messages of the nacked keys that the broker sends from now
+        on are accepted.
 
-        Returns the tickets of the nack. `refused` are the deliveries that the broker did not return
-        now.
+        Returns the tickets that waited for this nack, by outcome. `refused` are the deliveries that
+        the broker did not return now.
         """
         self._closed.on_nack_answer(ref)
         return self.acks.on_nack_answer(ref, refused)

@@ -23,7 +23,8 @@ from tocsin.proto.wire import offsets_of, ranges_of, split_deliveries
 NEVER: Final = float("inf")
 MARGIN_S_MAX: Final = 2.0
 MARGIN_SHARE: Final = 0.1
-"""The share of a lease by which it ends here before it ends at the broker."""
+"""The share of a lease by which it ends here before it ends at the broker, up to MARGIN_S_MAX
+seconds."""
 EXTEND_SHARE: Final = 0.5
 """The share of a lease that is left when more time is requested."""
 
@@ -37,8 +38,8 @@ def usable_s(lease_s: float) -> float:
 class Leases:
     """The leases of the held pushes.
 
-    `pushes` are the held pushes, by (partition, epoch, push); their owner keeps them. `lease_s` is
-    the group's. `auto_extend` means that leases are extended until the broker refuses.
+    `pushes` are the held pushes, by (partition, epoch, push); the caller adds and removes them.
+    `lease_s` is the group's. With `auto_extend`, more time is requested before a lease ends.
     """
 
     def __init__(
@@ -54,14 +55,15 @@ class Leases:
         self.begin(lease_s)
 
     def begin(self, lease_s: float) -> None:
-        """Begin with leases of this duration, in seconds, for the held pushes."""
+        """Assume leases of this duration, in seconds, from now on."""
         self.usable_s = usable_s(lease_s)
         self.lead_s = EXTEND_SHARE * self.usable_s
         """The time before the end of a lease at which more is requested, in seconds."""
         self.restart()
 
     def restart(self) -> None:
-        """Request again all extensions that were requested."""
+        """Forget the requests for more time that are under way, and schedule such requests for all
+        held pushes anew."""
         self._late.clear()
         self._requested.clear()
         for held in self._pushes.values():
@@ -69,7 +71,8 @@ class Leases:
         self._deadlines.reset(self._pushes.values())
 
     def times(self, *, now: float) -> tuple[float, float]:
-        """Return (deadline, extend_at) of a push that is received now."""
+        """Return (deadline, extend_at) of a push that is received now. Without `auto_extend`,
+        extend_at is infinity."""
         until = now + self.usable_s
         return until, until - self.lead_s if self._auto_extend else NEVER
 
@@ -84,7 +87,8 @@ class Leases:
         self._deadlines.put(message.held)
 
     def expire(self, *, now: float) -> list[Message]:
-        """Return the held messages whose lease is over."""
+        """Return the held messages whose lease is over. Also notes the pushes for which
+        `request_extensions` has to request more time."""
         over: list[Message] = []
         for held in self._deadlines.take(now=now):
             if held.deadline <= now:
@@ -103,8 +107,8 @@ class Leases:
         return self._deadlines.next()
 
     def long_in_hand(self) -> list[Message]:
-        """Return messages that were in hand at the last request for more time, and at the one
-        before."""
+        """Return the messages in hand for which more time became due at least twice while they were
+        in hand."""
         self._in_hand = {
             message: times
             for message, times in self._in_hand.items()
@@ -123,7 +127,8 @@ class Leases:
         """Return the frames that request more time for all due messages that are not `far` from
         their turn.
 
-        `on_answer` handles the answers.
+        `far` returns the messages that are not extended. `on_answer` and `on_failure` handle the
+        answers.
         """
         if not self._late:
             return []
@@ -152,7 +157,8 @@ class Leases:
         return frames
 
     def on_answer(self, ref: int, refused: wire.DeliveryList) -> None:
-        """Extend the requested leases, except the refused ones.
+        """Extend the leases for which the request `ref` requested more time, except the refused
+        ones.
 
         A refused delivery ends with its lease, and is not requested again.
         """
@@ -175,7 +181,8 @@ class Leases:
             self._deadlines.put(held)
 
     def on_failure(self, ref: int) -> None:
-        """Leave the leases as they are, and request more time again, because no answer came."""
+        """Leave the leases as they are, and request more time again later, because the broker
+        answered the request `ref` with an error."""
         part, asked_at = self._requested.pop(ref, ([], 0.0))
         for row in part:
             held = self._pushes.get((row[0], row[1], row[2]))
@@ -189,10 +196,11 @@ class Leases:
 
 
 class Deadlines:
-    """The held pushes by the next event: a lease to be extended, or the end of one.
+    """The held pushes by the time at which something is due: a request for more time, or the end of
+    a lease.
 
-    A settled push drops out by itself. An entry counts if its push is due when the entry says. A
-    push whose times have changed was put again.
+    A push whose times change is put in once more. Entries with an earlier time of it, and entries
+    of settled pushes, are skipped.
     """
 
     def __init__(self) -> None:
@@ -201,7 +209,7 @@ class Deadlines:
         self._numbers = itertools.count()
 
     def append(self, held: HeldPush) -> None:
-        """Add a push with the latest deadline up to now."""
+        """Add a new push, which is due after all those that `append` has added before."""
         self._fresh.append((held.due, held))
 
     def put(self, held: HeldPush) -> None:

@@ -21,7 +21,8 @@ _NO_HEADERS: Final[dict[str, str]] = {}
 
 
 class Content:
-    """The content of a message. It keeps the memory of its whole push."""
+    """The content of a message. While this object exists, the bytes of the whole push or answer
+    that brought the message stay in memory."""
 
     __slots__ = ("_message", "_push", "key", "offset")
 
@@ -77,7 +78,7 @@ class Content:
 
     @property
     def id(self) -> str:
-        """The publisher's id, or a name made of the message's place."""
+        """The id that the publisher gave. Without one, a name made of the log and the offset."""
         return self._message.id or f"{self._push.id_prefix}{self.offset}"
 
     @property
@@ -90,7 +91,8 @@ class Content:
         """The name of the history that the offset counts in: "<queue's
         id>-<generation>-<partition>".
 
-        A log and an offset never name two messages. Empty if the message was pulled.
+        A log and an offset never name two different messages. Empty if the message was not pushed
+        but pulled, peeked at, or listed as a dead letter.
         """
         return self._push.id_prefix[:-1]
 
@@ -116,7 +118,8 @@ class ReadMessage(Content):
 
 
 class State(IntEnum):
-    """The state of a delivery at this consumer; up to HANDED it is held."""
+    """The state of a delivery at this consumer, which holds the delivery in the first three states,
+    up to HANDED."""
 
     QUEUED = 0  # an earlier message of its key is held
     READY = 1
@@ -130,33 +133,35 @@ class Settler(Protocol):
     """The subscription of a message, which carries out the calls on it."""
 
     def ack(self, message: "Message") -> None:
-        """Queue an ack."""
+        """Queue an ack of the message."""
 
     async def ack_confirmed(self, message: "Message") -> None:
-        """Ack, and wait until the ack is durable."""
+        """Ack the message, and wait until the ack is durable."""
 
     def nack(
         self, message: "Message", delay_s: float | None, reason: str | None, *, reject: bool = False
     ) -> None:
-        """Queue a nack."""
+        """Queue a nack of the message, or with `reject` its rejection."""
 
     async def nack_confirmed(
         self, message: "Message", delay_s: float | None, reason: str | None, *, reject: bool = False
     ) -> None:
-        """Nack, and wait until the nack is durable."""
+        """Nack the message, or with `reject` reject it, and wait until that is durable."""
 
     async def extend(self, message: "Message", lease_s: float | None) -> None:
-        """Extend the lease, and wait for the answer."""
+        """Extend the message's lease, and wait for the broker's answer. None takes the group's
+        lease."""
 
     def gone(self, message: "Message") -> bool:
-        """Note that a message in hand is no longer this consumer's. Returns whether a handler runs.
+        """Note that a message that was handed out is no longer this consumer's. Returns whether its
+        handler still runs.
 
         If so, no message of its key is handed out until `DeliveryLedger.on_handler_end`.
         """
 
 
 class HeldPush:
-    """A push with held deliveries."""
+    """A received push, with its messages and their leases, while any of the messages is held."""
 
     __slots__ = (
         "acked",
@@ -176,13 +181,16 @@ class HeldPush:
         self.push = push
         self.settler = settler
         self.deadline = deadline
-        """The earliest deadline of its messages."""
+        """The earliest end of a lease among the held messages of this push, in the loop's seconds,
+        by this client's clock; infinity for none."""
         self.extend_at = extend_at
-        """The time at which to request an extension; infinity for never."""
+        """The time at which to request more time for the messages of this push, in the loop's
+        seconds; infinity while nothing is to be requested."""
         self.place = (push.partition, push.epoch, push.push)
         self.left = len(push.messages)
         self.deliveries: list[Message] = []
-        """The messages by offset, ascending."""
+        """All messages of this push by offset, ascending, those that are no longer held
+        included."""
         self.acked: list[int] = []
         self.doubtful = False
         """Whether its messages may have been in the hands of a consumer that died.
@@ -193,11 +201,12 @@ class HeldPush:
 
     @property
     def due(self) -> float:
-        """The time at which its lease ends or has to be extended, whichever is earlier."""
+        """The time at which a lease of this push ends or has to be extended, whichever is earlier,
+        in the loop's seconds."""
         return min(self.deadline, self.extend_at)
 
     def held_messages(self) -> Iterator["Message"]:
-        """Return the messages that are held."""
+        """Return the messages of this push that the consumer still holds."""
         return (message for message in self.deliveries if message.state <= State.HANDED)
 
 
@@ -217,7 +226,8 @@ class Message(Content):
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery to the group, then one more each time."""
+        """The number of this attempt at the message: 1, and 1 more for each earlier attempt of the
+        group that counts."""
         return self._push.attempt
 
     async def ack(self, *, confirm: bool = False) -> None:
@@ -227,8 +237,9 @@ class Message(Content):
         Acking an acked message again without `confirm` does nothing.
 
         Raises:
-            StaleDelivery: the message is no longer this consumer's; it is or will be delivered
-                again.
+            StaleDelivery: the message is no longer this consumer's, because its lease or the
+                session ended, it was revoked, or it was nacked. With `confirm` also if it was acked
+                before.
             OutcomeUnknown: only with `confirm`: the connection was lost before the answer, and the
                 broker can no longer tell whether the ack counted. The message may come again.
         """
@@ -243,15 +254,16 @@ class Message(Content):
         """Return the message to the group. Later messages of its key wait for it.
 
         It is delivered again after `delay_s` seconds, or after the group's backoff if that is None.
-        `reason`, up to 1,024 characters, is stored with the attempt. Returns when the nack is
-        queued: count, delay and reason may still be lost with the connection or the broker. With
-        `confirm`, returns when they are durable.
+        After the last attempt it moves to the dead letters instead, or its key is parked. `reason`,
+        up to 1,024 characters, is stored with the attempt. Returns when the nack is queued: count,
+        delay and reason may still be lost with the connection or the broker. With `confirm`,
+        returns when they are durable.
 
         Raises:
             StaleDelivery: the message is no longer this consumer's.
             OutcomeUnknown: only with `confirm`: the connection was lost before the answer, and the
                 broker can no longer tell whether the nack counted. The message comes again either
-                way.
+                way, unless this was its last attempt.
             InvalidRequest: `delay_s` is not between 0 and 86,400 seconds, or `reason` is no text of
                 at most 1,024 characters.
         """
@@ -268,10 +280,10 @@ class Message(Content):
     async def reject(self, reason: str | None = None, *, confirm: bool = False) -> None:
         """Return the message for good, because no further attempt can help.
 
-        It moves to the dead letters at once, or its key is parked if the queue's settings say so,
-        as after its last attempt. Returns when the rejection is queued; if that is lost with the
-        connection or the broker, the message comes again. With `confirm`, returns when the
-        rejection is durable.
+        It moves to the dead letters at once, or its key is parked if the settings of the group or
+        queue say so, as after its last attempt. Returns when the rejection is queued; if that is
+        lost with the connection or the broker, the message comes again. With `confirm`, returns
+        when the rejection is durable.
 
         Raises:
             StaleDelivery: the message is no longer this consumer's.
@@ -286,7 +298,8 @@ class Message(Content):
             self.held.settler.nack(self, None, reason, reject=True)
 
     async def extend(self, lease_s: float | None = None) -> None:
-        """Extend the lease to `lease_s` seconds from now; None takes the group's lease.
+        """Extend the lease to `lease_s` seconds from now, or less if the group's `lease_total_s`
+        ends before; None takes the group's lease.
 
         Returns when the broker has agreed.
 

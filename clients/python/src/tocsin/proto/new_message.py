@@ -22,7 +22,8 @@ _PLAIN: Final = frozenset({str, int, bool, type(None)})
 _BYTES: Final = (bytes, bytearray, memoryview)
 _TEXTS: Final = (date, datetime, time, timedelta, Decimal, UUID, msgspec.Raw)
 Loss = tuple[str, list[object]]
-"""The lost value in words, and the steps to it from the last one back."""
+"""A value that JSON would lose, in words, and the path to the value: keys and indexes, the
+innermost first."""
 
 
 class NewMessage(msgspec.Struct):
@@ -51,7 +52,8 @@ def encode_message(message: NewMessage) -> bytes:
     """Return the JSON form of a message.
 
     Raises:
-        InvalidRequest: a field is of a wrong type, or the body has no JSON form.
+        InvalidRequest: a field is of a wrong type or out of range, or a text or the body has no
+            JSON form.
     """
     _check(message)
     body = message.body
@@ -106,8 +108,8 @@ def _is_text(text: str) -> bool:
 
 
 def _check(message: NewMessage) -> None:
-    """Refuse fields that the broker could only refuse together with all other messages of the
-    frame."""
+    """Raise InvalidRequest for a field of a wrong type or range. The broker would refuse all other
+    messages of the frame with this one."""
     key = message.key
     if key is not None and (key.__class__ is not str or not key):
         raise InvalidRequest("invalid_message", "key must be a text of at least one character")
@@ -134,7 +136,7 @@ def loss_in(value: Any, name: str) -> str | None:
     """Return what JSON would lose of a value, with the path to it from `name`; None if it loses
     nothing.
 
-    The value must have been encoded before, which shows that it is not endless.
+    The value must have been encoded before, which shows that it does not contain itself.
     """
     if value.__class__ in _PLAIN:
         return None

@@ -32,14 +32,17 @@ from tocsin.proto import wire
 
 LIMITED: Final = "rate_limited"
 BACKOFF_S: Final = 0.05
-"""The pause before the first repetition, on average, in seconds; each refusal doubles it."""
+"""The average pause before refused messages are sent again for the first time, in seconds. Each
+further refusal doubles it, up to BACKOFF_S_MAX."""
 BACKOFF_S_MAX: Final = 5.0
 LIMITED_S_MAX: Final = 60.0
-"""The longest wait for a limit, in seconds; then the frame is sent again."""
+"""The longest time for which a lane follows the broker's advice to wait after `rate_limited`, in
+seconds. After repeated refusals the usual backoff is added."""
 FRAME_BYTES_AIM: Final = 256 * 1024
-"""The size at which a publish frame is closed; one message may be larger."""
+"""The number of bytes of messages beyond which a publish frame gets no further message; a single
+message may be larger."""
 LANE_BYTES_MAX: Final = 16 * 1_048_576
-"""The number of unanswered bytes of one lane above which publishing waits."""
+"""The number of bytes of a lane's unanswered messages from which on further publishes wait."""
 
 
 class Receipt(msgspec.Struct, gc=False):
@@ -100,7 +103,8 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds that the broker's welcome names."""
+    """The bounds that the broker's welcome names: on the messages in one publish frame, and on the
+    sequences from a lane's first unanswered message to its last message."""
 
     messages_per_publish_max: int = 1000
     in_flight_max: int = 10_000
@@ -122,14 +126,16 @@ class Lane:
         self.queue = queue
         self.bounds = bounds or Bounds()
         self.sends_time = False
-        """Whether frames state when their messages were produced."""
+        """Whether each publish frame states when its first message was produced."""
         self.deferred: dict[str, int] = {}
-        """The number of messages that the broker has refused for the moment, by the error code of
-        the first refusal. Messages that wait for an earlier one count with it."""
+        """The number of messages that the broker has ever refused for the moment, by error code.
+        Each message counts once, at its first refusal; one that was refused as `out_of_sequence`
+        counts under the code of the latest other refusal."""
         self._reason: str | None = None
-        """The code of the last refusal of a message that waits for no earlier one."""
+        """The code of the last refusal other than `out_of_sequence`; None if there was none."""
         self._unexplained = 0
-        """The number of messages that wait for an earlier one, which is answered after them."""
+        """The number of messages that were refused as `out_of_sequence` before any other refusal.
+        The next other refusal counts them under its code."""
         self._rng = rng
         self._entries: dict[int, _Entry] = {}  # every unanswered message
         self._waiting: deque[_Entry] = deque()  # of these, never sent
@@ -139,10 +145,11 @@ class Lane:
         self._bytes = 0
         self._refusals = 0
         self._pace: int | None = None
-        """The number of messages in a frame, with one frame in flight; None if no limit was
-        reached."""
+        """The largest number of messages in the next frame while only one frame may be in flight,
+        because a limit was reached; None at other times."""
         self._limited = 0
-        """The number of times in a row that the frame in flight was over a limit."""
+        """The number of refusals in a row because of a limit, since the last frame that was
+        admitted at least in part."""
         self._not_before = 0.0
         self._earliest = float("inf")  # no entry's deadline is before this
 
@@ -282,8 +289,9 @@ class Lane:
         self._advance()
 
     def _on_rate_limit(self, count: int, after_s: float, now: float) -> None:
-        """Reduce the pace, because a frame of `count` messages was over a limit, until `after_s`
-        from now."""
+        """Send the next frame not before about `after_s` seconds from now, with at most `count`
+        messages, because a frame with this number of messages was over a limit. After repeated
+        refusals, halve the number."""
         pause_s = min(LIMITED_S_MAX, after_s * self._rng.uniform(1.0, 1.1))
         self._pace = count if not self._limited else max(1, count // 2)
         if self._limited:  # others are faster, so make room for them, too
@@ -304,8 +312,8 @@ class Lane:
         return pause_s * self._rng.uniform(0.5, 1.5)
 
     def _refuse(self, entry: _Entry, error: BrokerError, now: float) -> bool:
-        """Settle or keep a refused message. Returns whether it will be sent again, which is False,
-        too, if its caller has given up."""
+        """Settle a refused message, or keep it to be sent again. Returns whether it is kept, which
+        is False, too, if the message has ended before, for example by its deadline."""
         if not error.retry:
             self._settle(entry, error)
             return False
@@ -346,15 +354,16 @@ class Lane:
 
     # enforces: P4
     def on_disconnect(self) -> None:
-        """Queue the messages in flight to be sent again, at once, because the connection is
-        lost."""
+        """Queue the messages in flight to be sent again over the next connection, without a pause,
+        because the connection is lost."""
         for run in self._in_flight.values():
             self._again += [entry for entry in run if entry.sequence in self._entries]
         self._in_flight.clear()
         self._not_before = 0.0
 
     def next_deadline(self) -> float | None:
-        """Return when to call `take` and `expire` again, if nothing else happens before."""
+        """Return when to call `take` and `expire` again, if nothing else happens before; None if no
+        message is unanswered."""
         if not self._entries:
             return None
         if self._again and not self._in_flight:

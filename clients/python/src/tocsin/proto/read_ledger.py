@@ -19,10 +19,12 @@ from tocsin.proto import wire
 from tocsin.proto.message import ReadMessage
 
 CREDIT_SHARE: Final = 4
-"""The share of the window after which credit is granted again: a quarter."""
+"""The divisor of the window: credit is granted again when a quarter of the window can be
+granted."""
 
 Places = dict[str, tuple[int, int]]
-"""The log's generation and the next offset, by partition, as text."""
+"""A position in each partition: the log's generation and the next offset, by the partition's number
+as text."""
 
 
 class _HistoryChange:
@@ -37,17 +39,18 @@ class _HistoryChange:
 
 
 class ReadLedger:
-    """The messages that one reader has received and not handed out; `credit` bounds them."""
+    """The messages that one reader has received and not handed out, bounded by `credit`, and the
+    reader's positions."""
 
     def __init__(self, *, credit: int) -> None:
         self.credit = credit
         self.subscription = 0
         self.is_open = False
-        """Whether the broker has opened the reader, on this connection."""
+        """Whether the broker has opened the reader in answer to the last `subscribe`."""
         self.handled_count = 0
-        """The number of messages and gaps that were handled."""
+        """The number of messages and gaps that were handled since this object was made."""
         self.moves = 0
-        """The number of changes of the handled position."""
+        """The number of times that the handled position has, or may have, changed."""
         self._items: deque[ReadMessage | Gap | wire.Push | _HistoryChange] = (
             deque()
         )  # a push marks its own end
@@ -56,8 +59,8 @@ class ReadLedger:
         self._granted = 0
         self._queue_id = ""
         self._queue_id_handed = ""
-        """The id of the queue of the message handed out last, which may be that of a deleted
-        queue."""
+        """The id of the queue in which `_handed` and `_handled` count, which may have been deleted
+        since; empty before the reader was opened."""
         self._wanted: Places = {}
         self._handed: Places = {}
         self._handled: Places = {}
@@ -97,10 +100,10 @@ class ReadLedger:
             self._items.append(_HistoryChange(answer.queue_id, turned))
 
     def reopen(self) -> tuple[int, wire.Position | None]:
-        """Prepare the next `subscribe`; returns (credit granted, position or None at the first
-        time).
+        """Prepare the next `subscribe`; returns (credit granted, position after the last message
+        received). The position is None before the first opening.
 
-        Until it is answered no credit is granted, and no push belongs to it.
+        Until the broker has answered, the reader is not open and grants no further credit.
         """
         self.is_open = False
         self._received = 0
@@ -108,7 +111,7 @@ class ReadLedger:
         return self._granted, self._position(self._wanted, self._queue_id)
 
     def receive(self, push: wire.Push) -> None:
-        """Buffer the messages of a push."""
+        """Buffer the gap and the messages of a push."""
         if push.gap is not None:
             self._items.append(Gap(push.partition, *push.gap))
         for offset, message in zip(push.places(), push.messages, strict=False):
@@ -120,7 +123,8 @@ class ReadLedger:
 
     @property
     def ready(self) -> int:
-        """The number of buffered items: messages, gaps and marks."""
+        """The number of buffered items: messages, gaps, and the marks of the ends of pushes and
+        histories, which are not handed out."""
         return len(self._items)
 
     def next(self) -> ReadMessage | Gap | None:

@@ -1,8 +1,9 @@
 """The opening of a reader at a position that may have lost its meaning (R26). Pure.
 
-If a position is unknown, the reader continues at the earliest message, which is the broker's
-default, or at the latest. A reader that begins at the latest without credit learns from the broker
-where that is. Partitions with a good position keep theirs.
+If a position is unknown, the opening fails, or the reader continues at the earliest message, which
+is the broker's default, or at the latest. To continue at the latest, the reader first opens there
+without credit, and learns from the broker where that is. Partitions with a good position keep
+theirs.
 """
 
 from collections.abc import Callable
@@ -39,7 +40,8 @@ class ReaderOpening:
     def __init__(self, where: Where, on_unknown: OnUnknown) -> None:
         self.where = where
         self.leaves_first = False
-        """Whether the subscription of the subscribe before has to be ended first."""
+        """Whether the subscription that the last `subscribe` opened has to be ended before the next
+        `subscribe`."""
         self._on_unknown = on_unknown
         self._seeks_the_end = False
         self._ends: wire.Position | None = None
@@ -54,10 +56,13 @@ class ReaderOpening:
 
     # enforces: R26
     def on_answer(self, answer: wire.Ok | wire.Error) -> bool:
-        """Handle an answer; returns whether it is the last one. If not, subscribe again.
+        """Handle the answer to a `subscribe`; returns whether it is the last one. If not, subscribe
+        again, at `where`.
 
         Raises:
-            PositionUnknown: the position is unknown, and `on_unknown` is "raise", or has raised.
+            PositionUnknown: the position is unknown, and `on_unknown` is "raise", has failed, or
+                has returned neither "earliest" nor "latest". Also if the broker does not know a
+                position that it has named itself. A TocsinError of `on_unknown` is raised as it is.
         """
         self.leaves_first = False
         if isinstance(answer, wire.Error):

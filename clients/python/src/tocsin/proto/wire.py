@@ -22,9 +22,9 @@ DeliveryList = list[list[int]]
 FRAMES_PER_MESSAGE_MAX: Final = 256
 """The number of frames that the broker accepts in one WebSocket message."""
 MESSAGE_BYTES_AIM: Final = 64 * 1024
-"""The size at which a WebSocket message is closed; one frame may be larger. The broker handles a
-message in one go. Larger ones are no faster, and other clients wait for longer. measured:
-docs/benchmarks/noisy.md"""
+"""The number of bytes at which a WebSocket message gets no further frame; one frame may be larger.
+The broker handles a message in one go. Larger ones are no faster, and other clients wait for
+longer. measured: docs/benchmarks/noisy.md"""
 RANGES_PER_FRAME_MAX: Final = 1000
 """The number of ranges named in one ack, nack or extend; the broker accepts a few more."""
 
@@ -77,7 +77,8 @@ class _Sent(msgspec.Struct, tag_field="type", omit_defaults=True, kw_only=True):
 
 
 class Hello(_Sent, tag="hello"):
-    """The first frame."""
+    """The first frame on each connection. It opens a session, or names the `session` to
+    continue."""
 
     producer: str | None = None
     client: str | None = None
@@ -103,15 +104,17 @@ class Subscribe(_Sent, tag="subscribe"):
     group: str | None = None
     start: Literal["earliest", "latest"] | StartAt | None = None
     deletes_max: int | None = None
-    """The number of messages kept for the first group that the call may delete."""
+    """The number of messages that this request may delete, by creating the queue's first group with
+    a start after them; None allows none."""
     position: Position | None = None
     keys: list[str] | None = None
     held: bool | None = None
-    """Whether a `held` follows, of the same subscription before the broker's restart."""
+    """Whether a `held` frame follows, with the deliveries that this subscription held before its
+    gateway ended; None means no."""
 
 
 class Unsubscribe(_Sent, tag="unsubscribe"):
-    """The end of a subscription."""
+    """The request to end a subscription."""
 
     ref: int
     subscription: int
@@ -157,7 +160,8 @@ class Extend(_Sent, tag="extend"):
 class Held(_Sent, tag="held"):
     """The deliveries that a resuming client holds (R22, R25).
 
-    `received` counts all messages ever received.
+    `received` counts all messages ever received on the subscription. `more` says that another
+    `held` frame continues the list.
     """
 
     ref: int
@@ -168,7 +172,7 @@ class Held(_Sent, tag="held"):
 
 
 class Ping(_Sent, tag="ping"):
-    """The request that pong answers."""
+    """The request for a sign of life, which `pong` answers."""
 
     ref: int | None = None
 
@@ -190,7 +194,7 @@ def publish_frame(
 ) -> bytes:
     """Return a publish frame of encoded messages; message i has the sequence `sequence + i`.
 
-    The times are only for brokers that send theirs.
+    `produced_unix_us` and `clock_offset_us` are only for brokers whose welcome has their clock.
     """
     head = b'{"type":"publish","ref":%d,"queue":%b,"sequence":%d,"resolved":%d,' % (
         ref,
@@ -209,7 +213,7 @@ def publish_frame(
 
 
 class ErrorBody(msgspec.Struct, gc=False):
-    """An error as a part of an answer."""
+    """An error in place of a receipt, for one message of a publish."""
 
     code: str
     detail: str = ""
@@ -257,7 +261,8 @@ class Verdict(msgspec.Struct, rename={"first": "from", "last": "to"}):
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """The generation and the next offset; None if unknown."""
+        """The log's generation and the offset at which reading continues; None if the verdict names
+        no offset."""
         following = self.next
         if following is None:
             gap = self.gap
@@ -293,7 +298,7 @@ class Ok(_Received, tag="ok"):
 
     ref: int
     receipts: list[PublishAnswer] = []
-    """publish: one per message, in order (R5)."""
+    """publish: one receipt or error for each message, in order (R5)."""
     durability: Durability = Durability()
     id_prefix: str | None = None
     """publish: the beginning of the id of a message without one; "<partition>-<offset>" follows."""
@@ -310,11 +315,13 @@ class Ok(_Received, tag="ok"):
     right_lasts_s: float | None = None
     """auth: the time for which the token is valid, in seconds; None if until it is revoked."""
     clock_unix_us: int | None = None
-    """ping: the broker's clock, because the session treats a pong as an answer."""
+    """ping: the broker's clock, in Unix microseconds. The session makes an Ok of each pong that has
+    a ref."""
 
 
 class Error(_Received, tag="error"):
-    """The refusal of the request `ref`; without ref it concerns the session."""
+    """The refusal of the request `ref`. Without ref it concerns `subscription` or `deliveries`, or
+    if they are not set, the session."""
 
     code: str
     detail: str = ""
@@ -324,10 +331,10 @@ class Error(_Received, tag="error"):
     subscription: int | None = None
     """Without ref: the subscription that has ended, or whose frame was wrong."""
     deliveries: DeliveryList = []
-    """not_delivered: the deliveries that this session never received."""
+    """not_delivered: the deliveries that were never given to this session."""
     stale: DeliveryList = []
     deleted: int = 0
-    """would_delete: the number of messages."""
+    """would_delete: the number of messages that the request would delete."""
 
     def exception(self) -> BrokerError:
         """Return the exception for this error."""
@@ -353,8 +360,9 @@ class PushedMessage(msgspec.Struct, gc=False):
 
 
 class Push(_Received, tag="push"):
-    """Messages of one partition: consecutive from `offset` except for `skips`, or at `offsets`
-    (filtered readers)."""
+    """Messages of one partition. Their offsets are consecutive from `offset` on, except for
+    `skips`; for a reader of some keys they are `offsets`. To a reader, a push may also bring a
+    `gap`, or `positions` alone."""
 
     subscription: int
     partition: int = -1
@@ -372,7 +380,8 @@ class Push(_Received, tag="push"):
     """Readers: the next offset wanted after this push."""
     gap: tuple[int, int] | None = None
     positions: dict[str, tuple[int, int]] = {}
-    """Filtered readers: their progress, as in Position, in a push without messages."""
+    """Readers of some keys: the position in each partition, as in Position, in a push without
+    messages."""
 
     def places(self) -> Sequence[int]:
         """Return the offset of each message, in order."""
@@ -395,14 +404,15 @@ class Revoked(_Received, tag="revoked"):
 
 
 class Drain(_Received, tag="drain"):
-    """The request to reconnect, here or elsewhere; the socket closes soon."""
+    """The notice that the gateway ends: settle what is held, and reconnect, here or elsewhere. The
+    gateway closes the socket soon."""
 
     reconnect_after_s: float = 0.0
     reason: str = ""
 
 
 class Pong(_Received, tag="pong"):
-    """The answer to ping."""
+    """The answer to the ping `ref`; without ref, a sign of life."""
 
     ref: int | None = None
     clock_unix_us: int | None = None
@@ -441,12 +451,13 @@ _TOKEN: Final = re.compile(rb'("type":"auth","ref":\d+,"token":")(?:[^"\\]|\\.)*
 
 
 def without_tokens(message: bytes) -> bytes:
-    """Return the message as a trace shows it: without the tokens that it carries."""
+    """Return a message as a trace shows it: without the tokens of its `auth` frames."""
     return _TOKEN.sub(b"\\1\xe2\x80\xa6", message) if b'"type":"auth"' in message else message
 
 
 def join_frames(frames: Sequence[bytes], bytes_aim: int = MESSAGE_BYTES_AIM) -> list[bytes]:
-    """Join frames, in order, into messages of about `bytes_aim` bytes at most."""
+    """Join frames, in order, into messages of about `bytes_aim` bytes and FRAMES_PER_MESSAGE_MAX
+    frames at most. A larger frame is a message of its own."""
     if len(frames) == 1:
         return [frames[0]]
     joined: list[bytes] = []
@@ -494,7 +505,7 @@ def offsets_of(row: Sequence[int]) -> Iterator[int]:
 
 
 def delivery_list(places: Iterable[tuple[tuple[int, int, int], int]]) -> DeliveryList:
-    """Return the delivery list of (place, offset) pairs."""
+    """Return the delivery list of (place, offset) pairs. A place is (partition, epoch, push)."""
     offsets: dict[tuple[int, int, int], list[int]] = {}
     for place, offset in places:
         offsets.setdefault(place, []).append(offset)
@@ -502,7 +513,8 @@ def delivery_list(places: Iterable[tuple[tuple[int, int, int], int]]) -> Deliver
 
 
 def split_deliveries(deliveries: Sequence[list[int]]) -> Iterator[DeliveryList]:
-    """Split a delivery list into parts that a frame may carry."""
+    """Split a delivery list into parts of RANGES_PER_FRAME_MAX ranges at most, one for each frame.
+    A row with more is a part of its own."""
     part: DeliveryList = []
     count = 0
     for column in deliveries:
