@@ -1,7 +1,8 @@
-"""`python -m loadtests.trials NAME`: promises, each tested on a bad day; --help lists the names.
+"""`python -m loadtests.trials NAME`: promises, tested under faults, load and attacks; --help lists
+the names.
 
-Each trial starts a broker of its own on an empty folder, prints its figures and their conditions,
-and ends with 1 when a promise is broken.
+Each trial starts brokers of its own on empty folders, prints its figures and their conditions, and
+ends with 1 when a promise is broken or the trial cannot end normally.
 """
 
 import asyncio
@@ -56,7 +57,8 @@ def trials() -> None:
 
 
 def add(name: str, plan: type[Plan], run: Run[Plan]) -> None:
-    """Make a trial a command: its help and options are those of its Plan."""
+    """Add a trial as the command `name`. The command's help is the docstring of `plan`, its options
+    are the fields of `plan` and `--json`, and it calls `run` with them."""
     of_field = options.of(plan)
 
     def command(as_json: bool, **values: Any) -> None:

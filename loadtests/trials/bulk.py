@@ -4,14 +4,15 @@ Queue `trickle` gets some messages a second on a schedule, published and handled
 latency of a message counts from its due time to the start of its handler. Queue `bulk` gets the
 lines of a file from the command.
 
-Each round has three stretches: the trickle alone, the load alone, and both together. There the load
-comes several times in a row: one takes little more than a second, and the 99th percentile of sixty
-messages would be the slowest of them. The verdict uses the medians of the rounds' ratios.
+Each round has three stretches: the trickle alone, the load alone, and both together. In the latter
+two the file is loaded several times in a row, because one load takes little more than a second, in
+which the 99th percentile of the trickle would be that of sixty messages, the slowest of them. The
+verdict uses the medians of the rounds' ratios.
 
 The broker has cores of its own and all clients share the others. The load gets what the trickle's
-clients leave there (SCHED_IDLE), both alone and beside the trickle, as if it were on a machine of
-its own. At the end a load goes to a queue with a bounded rate. It must be stored whole as well, and
-the command must report how much of it was deferred, and why.
+clients leave of those (SCHED_IDLE), both alone and beside the trickle, as if it were on a machine
+of its own. At the end a load goes to a queue with a bounded rate. It must be stored whole as well,
+and the command must report how much of it was deferred, and why.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ LINES: Final = 200_000
 RATE: Final = 50
 ROUNDS: Final = 9
 LOADS: Final = 5
-"""Number of loads in a row, in each round: as many alone as beside the trickle."""
+"""Number of loads in a row: in each round this many alone, and as many beside the trickle."""
 KEPT_MIN: Final = 0.4
 """The least share of its rate alone that the load keeps beside the trickle."""
 P99_RATIO_MAX: Final = 2.0
@@ -51,7 +52,8 @@ _ALONE_S: Final = 10.0
 _FOLDERS: Final = 2_000
 HELD_LINES: Final = 2_000
 HELD_PER_S: Final = 500
-"""The rate limit of the queue that holds its publisher back: less than one batch of the command."""
+"""The rate limit of the queue `held` in messages a second, which holds its publisher back. It is
+less than one batch of the command."""
 _WAIT_S: Final = 60.0
 
 
@@ -77,7 +79,8 @@ class Plan:
 
 @dataclass
 class _Found:
-    """Figures of all rounds."""
+    """Figures of all rounds: the trickle's latency and the load's rate, each alone and beside the
+    other."""
 
     alone: Histogram = field(default_factory=Histogram)
     beside: Histogram = field(default_factory=Histogram)
@@ -91,7 +94,8 @@ class _Found:
 
 
 class _Trickle:
-    """The SDK's clients of the queue that must not be slowed down."""
+    """A client of the SDK that publishes to the queue `trickle` on a schedule, and handles its
+    messages."""
 
     def __init__(self, url: str, rate: int) -> None:
         self._rate = rate
@@ -121,7 +125,8 @@ class _Trickle:
             await message.ack()
 
     async def run(self, until: asyncio.Event) -> None:
-        """Publish on the schedule until `until` is set; then wait until everything is handled."""
+        """Publish on the schedule until `until` is set; then wait until everything is handled.
+        Raises LoadFailed after _WAIT_S."""
         publishing: set[asyncio.Task[Any]] = set()
         began_ns, sent = time.monotonic_ns(), 0
         while not until.is_set():
@@ -142,7 +147,7 @@ class _Trickle:
             await asyncio.sleep(0.01)
 
     async def run_for(self, seconds: float) -> None:
-        """Run for `seconds`."""
+        """Publish on the schedule for `seconds`; then wait until everything is handled."""
         until = asyncio.Event()
         asyncio.get_running_loop().call_later(seconds, until.set)
         await self.run(until)
@@ -167,9 +172,9 @@ def write_lines(path: Path, count: int, seed: int) -> None:
 
 
 def _begin(nice: int) -> None:
-    """Make the new process the first of a process group, so that it is ended with all that it
-    starts. It is no session of its own: on Linux each session has an equal part of a core
-    (sched_autogroup_enabled), whatever the priority of its processes."""
+    """Make this new process the first of a process group, so that it is ended with all that it
+    starts, and lower its priority by `nice`. It is no session of its own: on Linux each session has
+    an equal part of a core (sched_autogroup_enabled), whatever the priority of its processes."""
     os.setpgid(0, 0)
     give_way(nice)
 
@@ -199,7 +204,8 @@ async def _loads(
 
 
 async def bulk(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial."""
+    """Run all rounds, then the load that is held back. Raises LoadFailed or ServerFailed if the
+    trial cannot end normally."""
     finding = Finding("bulk")
     found = _Found()
     with tempfile.TemporaryDirectory(prefix="tocsin-bulk-") as folder:
@@ -240,7 +246,8 @@ async def bulk(plan: Plan, progress: Progress) -> Finding:
 
 
 async def _held_back(finding: Finding, rest: Rest, url: str, path: Path, plan: Plan) -> None:
-    """Load a queue that accepts less than comes, and check what the command reports."""
+    """Load the queue `held`, whose rate limit is below the load's rate. Check that all is stored
+    once, and that the command reports what was deferred."""
     await rest.call(
         "PUT", "/v1/queues/held", {"partitions": 16, "publish_messages_per_s": HELD_PER_S}
     )

@@ -1,8 +1,9 @@
 """The metadata stalls for a minute under load: known queues and groups go on without an error.
 
 Messages are published on a schedule, and pushed, pulled and read. Consumers leave the group and
-others join it. A request that needs the metadata (a new queue) is refused in time, with a time to
-retry. A change that had begun by then is complete when the metadata answers again.
+others join it. A request that needs the metadata (a new queue) is refused in time. When the
+metadata answers again, a queue whose creation was refused either exists and accepts messages, or
+does not exist.
 """
 
 import asyncio
@@ -26,9 +27,11 @@ from loadtests.trials.trial import Finding, Progress, broker, failed, uncollecte
 SECONDS: Final = 60.0
 RATE: Final = 1_000
 BROKER: Final = (str(Path(__file__).parents[2] / "tests" / "system" / "stalling.py"),)
-"""The broker that can stall is no part of the product, so the trial needs a checkout."""
+"""Arguments of Python that run a broker whose metadata can stall. That broker is no part of the
+product, so the trial needs a checkout."""
 REFUSED_WITHIN_S: Final = 6.0
-"""The deadline of docs/protocol.md, and a margin for a busy machine."""
+"""The longest time until a request for a new queue is refused, in seconds: the deadline of
+docs/protocol.md, and a margin for a busy machine."""
 CHURN_S: Final = 3.0
 _ASK_S: Final = 1.0
 _CONSUMERS: Final = 3
@@ -66,20 +69,21 @@ class _Crew:
         self.left: list[Consumer] = []
         self.published = 0
         self.lag = -1
-        """The group's lag, as the broker states it in the end."""
+        """The lag of the group `workers` by the broker's last answer in `finish`; -1 before."""
         self.joins = 0
         self.pulled = 0
         self.refused: Counter[str] = Counter()
         self.slowest_s = 0.0
         self.made: list[str] = []
-        """Queues that were requested, refused or not."""
+        """Names of the queues that were requested during the stall, refused or not."""
 
     def _was_read(self, messages: int, latency_ns: int) -> None:
         self.read += messages
 
     @property
     def clients(self) -> list[Client]:
-        """All clients, so that their failures are noticed."""
+        """All WebSocket clients, those that have left included, so that their failures are
+        noticed."""
         return [self.producer, self.reader, *self.consumers, *self.left]
 
     async def open(self) -> None:
@@ -110,7 +114,7 @@ class _Crew:
         consumer.close()
 
     async def publish(self, seconds: float) -> None:
-        """Publish messages on their schedule."""
+        """Publish for `seconds` on a fixed schedule. Raises the failure of any client."""
         began_ns, sent = time.monotonic_ns(), 0
         total = int(seconds * self._rate)
         while sent < total:
@@ -124,14 +128,16 @@ class _Crew:
         self.published += total
 
     async def churn(self, until_s: float) -> None:
-        """Let consumers join and leave."""
+        """Every CHURN_S, let a consumer join and the oldest one leave, until the monotonic time
+        `until_s`."""
         while time.monotonic() < until_s:
             await asyncio.sleep(min(CHURN_S, max(0.1, until_s - time.monotonic())))
             await self._join()
             await self._leave()
 
     async def pull(self, until_s: float) -> None:
-        """Pull and ack like a script."""
+        """Pull and ack over HTTP like a script, until the monotonic time `until_s`. Raises
+        LoadFailed if an ack is stale."""
         rest = Rest(self._url)
         while time.monotonic() < until_s:
             self.pulled += await self._pull(rest)
@@ -148,7 +154,8 @@ class _Crew:
         return len(receipts)
 
     async def ask_for_queues(self, until_s: float) -> None:
-        """Request new queues. Each must be refused in time."""
+        """Request a new queue every second until the monotonic time `until_s`; note the codes of
+        the refusals and the longest time of an answer."""
         rest = Rest(self._url)
         while time.monotonic() < until_s:
             name = f"new{len(self.made)}"
@@ -162,8 +169,9 @@ class _Crew:
         rest.close()
 
     async def finish(self) -> None:
-        """Wait until all published messages are settled and read. Only the broker knows the acks of
-        a consumer that left before their answers."""
+        """Wait until the group `workers` has settled and the reader has received all published
+        messages. The broker's lag is used, because a consumer that left may not know the answers to
+        its acks. Raises LoadFailed after _WAIT_S."""
         rest = Rest(self._url)
         deadline = time.monotonic() + _WAIT_S
         while not self.is_done:
@@ -176,12 +184,14 @@ class _Crew:
 
     @property
     def is_done(self) -> bool:
-        """Whether all published messages are settled, and read."""
+        """Whether the group `workers` has settled all published messages, and the reader has
+        received them."""
         return self.lag == 0 and self.read >= self.published
 
 
 async def calm(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial."""
+    """Load the broker before and during a stall of the metadata. Raises LoadFailed or ServerFailed
+    if the trial cannot end normally."""
     finding = Finding("calm", conditions={"stalled_s": plan.seconds, "rate": plan.rate})
     async with broker("calm", command=BROKER) as server:
         crew = _Crew(server, plan)
@@ -217,8 +227,8 @@ async def calm(plan: Plan, progress: Progress) -> Finding:
 
 
 async def _whole(url: str, names: list[str]) -> dict[str, int]:
-    """Return the number of requested queues that exist, the number of these that accept messages,
-    and whether one more can be created."""
+    """Wait until the queue `afterwards` can be created, at most _WAIT_S. Return how many of it and
+    the queues `names` exist ("there"), and how many of those accept a message ("usable")."""
     rest = Rest(url)
     deadline = time.monotonic() + _WAIT_S
     while True:

@@ -34,8 +34,8 @@ STEADY: Final = 4
 PERIOD_S: Final = 1.0
 """Within one period the fifth consumer joins, stays for half of it, and leaves."""
 STRETCH_S: Final = 30.0
-"""About the length of a stretch of churn, in seconds: the duration is divided into equal ones.
-A calm stretch of half the length precedes each."""
+"""About the length of a stretch of churn, in seconds. The duration is divided into equal stretches,
+and a calm one of half the length precedes each."""
 GAP_RATIO_MAX: Final = 3.0
 _PRODUCERS: Final = 2
 _CREDIT: Final = 2_000
@@ -47,14 +47,16 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 @dataclass
 class Gaps:
-    """The time between two pushes of a partition, by whether it moved between them."""
+    """The time between two pushes of a partition, in nanoseconds, by whether the partition moved
+    between them."""
 
     stayed: Histogram = field(default_factory=Histogram)
     moved: Histogram = field(default_factory=Histogram)
     _last: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def push(self, partition: int, epoch: int, at_ns: int) -> None:
-        """Note that a push came."""
+        """Note a push and its time; its gap is the time since the last push of the same
+        partition."""
         last_epoch, last_ns = self._last.get(partition, (0, 0))
         if last_epoch:
             gaps = self.stayed if epoch == last_epoch else self.moved
@@ -62,21 +64,21 @@ class Gaps:
         self._last[partition] = (epoch, at_ns)
 
     def clear(self) -> None:
-        """Drop the gaps, but keep the last push."""
+        """Drop the gaps, but keep the last push of each partition."""
         self.stayed.clear()
         self.moved.clear()
 
 
 class _Logged(Client):
-    """A client whose frames are logged until it is `deaf`: it has left, and frames that arrive
-    after that no longer belong to it."""
+    """A client whose frames, both sent and received, are logged until it is `deaf`: it has left
+    then, and ignores frames that still arrive."""
 
     log: Recorder
     socket = 0
     deaf = False
 
     async def join(self, log: Recorder, socket: int, url: str, producer: str | None) -> None:
-        """Connect and say hello."""
+        """Connect and say hello, logging the frames to `log` under the number `socket`."""
         self.log, self.socket = log, socket
         self._note(_ENCODE({"type": "hello", "producer": producer}))
         await self.open(url, None, producer)
@@ -143,7 +145,8 @@ class _Member(_Logged):
         self._acking.discard(ref)  # the judge reads the answer in the log
 
     def leave(self, *, rudely: bool) -> None:
-        """Say goodbye, or (rudely) close the socket without a word, with everything unsettled."""
+        """Unsubscribe and close the socket, or (rudely) only abort the socket, with everything
+        unsettled."""
         self.deaf = True
         if rudely:
             self._leaving = True
@@ -219,8 +222,8 @@ class _Stretch:
         return member
 
     async def _come_and_go(self, seconds: float) -> None:
-        """Let a fifth consumer join and leave, another one each period. Every second one leaves
-        without a word."""
+        """In each period, let a new fifth consumer join and leave. Every second one only aborts its
+        socket."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._guest = await self._member()
@@ -246,8 +249,8 @@ class _Stretch:
             await asyncio.sleep(_TICK_S)
 
     async def _drain(self, rest: Rest) -> None:
-        """Wait until the broker reports that nothing is left. The judge flags a message that is
-        missing then."""
+        """Wait until all publishes are answered and the broker reports no lag of the group. The
+        judge flags a message that is missing then. Raises LoadFailed after _DRAIN_S."""
         await until(
             lambda: sum(p.answered for p in self._producers) >= self.published,
             "answering the producers", _DRAIN_S, self._clients,

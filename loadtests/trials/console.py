@@ -62,7 +62,8 @@ def _wrapper(path: Path, niceness: int) -> str:
 async def _turns(
     line: LoadRun, page: Page, url: str, plan: Plan, what: str
 ) -> tuple[list[float], list[float], int]:
-    """Return (rates without the console, rates with it, number of API calls that it made)."""
+    """Return (messages a second in turns without the console, the same with it, number of API calls
+    that the console made)."""
     requests = 0
 
     def count(request: Request) -> None:
@@ -87,8 +88,8 @@ async def _turns(
 
 
 async def console(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial. Raises ChromiumMissing, LoadFailed or ServerFailed if it cannot end
-    normally."""
+    """Run the trial of an open console, at nice 19 and at ordinary priority. Raises
+    ChromiumMissing, LoadFailed or ServerFailed if it cannot end normally."""
     finding = Finding("console")
     finding.conditions = {
         "pairs": plan.pairs, "turn_s": plan.turn_s, "queue": QUEUE,

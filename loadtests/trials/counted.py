@@ -41,16 +41,16 @@ MESSAGES_PER_FRAME: Final = 100
 WINDOW: Final = 20_000
 RATE_MIN: Final = 5_000
 PATIENCE_S: Final = 60.0
-"""The trial gives up when it takes longer than this, plus the time of the load at RATE_MIN messages
-a second."""
+"""The most seconds that a load takes to be published, and again to be settled, beyond its time at
+RATE_MIN messages a second. The trial fails then."""
 LOG_BYTES_MAX: Final = 64 << 30
 LOG_AGE_S: Final = 366 * 86_400
-"""The files' own times are from the machine's clock, so they look old to a broker on another
-clock."""
+"""The setting for the age of the delivery log. Its files' own times are from the machine's clock,
+so they look old to a broker on another clock."""
 STEP_S: Final = 86_400
 MONTH_ENDS_AT: Final = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
 BEFORE_MONTH_ENDS_S: Final = 10.0
-"""Time until the month's end, by the broker's clock, when it starts."""
+"""Time from the broker's start to the month's end by the broker's clock, in seconds."""
 STEPPED: Final = (
     "-c",
     "import signal, sys, time\n"
@@ -63,7 +63,8 @@ STEPPED: Final = (
     "from gateway.cli.serve import serve\n"
     "serve()",
 )
-"""The shipped broker on a wall clock that begins at a given time, and is stepped by SIGUSR1."""
+"""Arguments of Python that run the shipped broker on a wall clock. The clock begins at the time in
+the next argument (unix seconds), and each SIGUSR1 advances it by STEP_S."""
 KINDS: Final = ("certified", "dispatched", "settled")
 LATENCY_SPARE_US: Final = 1_000_000
 
@@ -107,7 +108,7 @@ class _Told:
 
 @dataclass
 class _Books:
-    """The counts in the end: the broker's, and those of `tocsin report`."""
+    """The counts after the load: the broker's, and those of `tocsin report`."""
 
     stored: int
     lag: int
@@ -116,16 +117,18 @@ class _Books:
     report: dict[str, Any]
 
     def logged(self, kind: str) -> int:
-        """Return the number of messages in the log's lines of a kind."""
+        """Return the number of messages in the delivery log's lines of a kind."""
         return int(self.report["ingest"]["messages"].get(kind, 0))
 
     def unlogged(self, kind: str) -> int:
-        """Return the number of messages that the log reports as missing in it."""
+        """Return the number of messages of a kind that the delivery log reports as missing in
+        it."""
         return int(self.report["order_audit"]["unlogged"][kind])
 
 
 async def counted(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial. Raises ServerFailed or LoadFailed if it cannot end normally."""
+    """Run the load once for each of `plan.ends`, and compare all counts. Raises ServerFailed or
+    LoadFailed if the trial cannot end normally."""
     finding = Finding("counted")
     finding.conditions = {"messages": plan.messages, "window": WINDOW, "runs": ", ".join(plan.ends)}
     for end in plan.ends:
@@ -188,7 +191,8 @@ async def _pass(server: Server, messages: int, told: _Told, progress: Progress) 
 async def _loaded(
     server: Server, messages: int, told: _Told, progress: Progress, *, at_least_s: float = 0
 ) -> AsyncIterator[LoadRun]:
-    """Yield after `messages` were published, for at least `at_least_s`; publishing goes on."""
+    """Yield a load after it has published `messages` and run for at least `at_least_s`. The load
+    goes on publishing during the block, and its counts are added at the end of the block."""
     bench = Bench(server.url, None, Process(server.pid), 0.0, 0, 0, progress)
     line = LoadRun(bench, QUEUE, MESSAGES_PER_FRAME, WINDOW)
     await line.open()
@@ -205,7 +209,7 @@ async def _loaded(
 
 
 async def _drain(server: Server, line: LoadRun, messages: int) -> None:
-    """Wait until all messages are settled, also those left from before."""
+    """Stop publishing, and wait until all messages are settled, those of earlier loads included."""
     line.publishing = False
     await line.until(lambda: line.settled >= line.published, "draining", _patience_s(messages))
     with closing(Rest(server.url)) as rest:
@@ -283,9 +287,11 @@ def _judge_stopped(end: End, told: _Told, books: _Books, finding: Finding) -> No
 
 
 def _judge_killed(told: _Told, books: _Books, finding: Finding) -> None:
-    """Check that the log's counts are between the clients' and the broker's; messages between them
-    were not answered. An ack that had taken effect and was not yet durable is undone by the kill,
-    and its message is given again. So settled messages are compared with given ones, not with
+    """Check for each kind the number of messages in the log's lines plus those that the log reports
+    as missing. The sum is at least what the clients know of. It is at most, for certified messages,
+    what is stored; for dispatched ones, WINDOW more than the clients know of; for settled ones,
+    what was dispatched. An ack that had taken effect and was not yet durable is undone by the kill,
+    and its message is given again. So settled messages are compared with dispatched ones, not with
     stored ones."""
     happened = {kind: books.logged(kind) + books.unlogged(kind) for kind in KINDS}
     bounds = {
@@ -303,7 +309,8 @@ def _judge_killed(told: _Told, books: _Books, finding: Finding) -> None:
 
 
 def _judge_days(server: Server, told: _Told, books: _Books, finding: Finding) -> None:
-    """Compare each day of the rollup with a count of the log's lines."""
+    """Compare each day of the rollup with a count of the log's lines, and check that no latency
+    contains the clock's step."""
     wanted = _days_of_lines(server.data_dir)
     found, longest_us, least_us = _days_of_lake(server.data_dir)
     finding.figures["step_days"] = {f"{day} {kind}": n for (day, kind), n in sorted(found.items())}
@@ -321,7 +328,7 @@ def _judge_days(server: Server, told: _Told, books: _Books, finding: Finding) ->
 
 
 Days = Counter[tuple[date, str]]
-"""Number of messages by day and kind."""
+"""Number of messages by (day in UTC, kind)."""
 _TIMES: Final = {"certified": "certified_unix_us", "dispatched": "dispatched_unix_us",
                  "settled": "settled_unix_us"}  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""A backlog that has expired, followed by a fresh message: the time until it is given, and the rate
-at which the backlog moves to the dead letters.
+"""A backlog that has expired, followed by a fresh message: the time until the fresh one is given,
+and the rate at which the backlog moves to the dead letters.
 
 Each case publishes a backlog whose messages live for a moment, and waits until all have expired.
-Then it lets a consumer join that acks everything. A fresh message of one of the keys follows the
-backlog. The clients are raw sockets.
+Then it publishes a fresh message of one of the keys, and lets a consumer join that acks everything.
+The clients are raw sockets.
 """
 
 import asyncio
@@ -62,11 +62,12 @@ class Outcome:
 
     messages: int = 0
     fresh_s: float = 0.0
-    """Time from the consumer's subscribe to the fresh message."""
+    """Time from the consumer's connect and subscribe to its receipt of the fresh message, in
+    seconds."""
     moved_s: float = 0.0
-    """Time until all messages were in the dead letters."""
+    """Time from the same moment until all expired messages were in the dead letters, in seconds."""
     given: int = 0
-    """Number of expired messages that were given nevertheless."""
+    """Number of expired messages that the consumer was given nevertheless."""
 
 
 async def _publish(url: str, queue: str, case: Case, count: int) -> None:

@@ -28,11 +28,11 @@ ON: Final[Mapping[str, str]] = {
     "TOCSIN_LIMIT_QUEUE": "messages=10000000/s,bytes=10000000000/s",
     "TOCSIN_LIMIT_ADDRESS": "connections=100000/s",
 }
-"""Limits that are never reached, but are checked."""
+"""Settings of the broker with the guard: a token, and limits that are checked but never reached."""
 
 
 class Load(NamedTuple):
-    """A load of the benchmark."""
+    """A load of the benchmark. `window`: the most messages published and not yet settled."""
 
     messages_per_frame: int
     window: int
@@ -42,7 +42,8 @@ LOADS: Final = {"batch100": Load(100, 20_000), "single": Load(1, 8_000)}
 
 
 class Side(NamedTuple):
-    """A broker, guarded or not, and its clients' token."""
+    """A broker with the guard (`name` is "on") or without it ("off"), and its clients' token, if
+    any."""
 
     name: str
     server: Server
@@ -69,14 +70,16 @@ class Turns:
 
 
 async def _token_of(server: Server) -> str:
-    """Create an API token with exactly the rights that the load needs. Raises LoadFailed."""
+    """Create an API token with exactly the rights that the load needs, and return it. Raises
+    LoadFailed."""
     right = ("--right", "publish,consume,manage:*")
     made = await admin(server, "token", "create", "load", *right)
     return str(made["token"])
 
 
 async def guard(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial. Raises LoadFailed or ServerFailed if it cannot end normally."""
+    """Run both loads against a broker with the guard and one without, in turns. Raises LoadFailed
+    or ServerFailed if the trial cannot end normally."""
     finding = Finding("guard")
     settings = {"on": dict(ON), "off": dict(OFF)}
     finding.conditions = {"pairs": plan.pairs, "turn_s": plan.turn_s, **settings}

@@ -1,4 +1,4 @@
-"""Overflow beside consumers that hand over and join: what is given is not dead-lettered.
+"""Overflow beside consumers that hand over and join: what is acked is not dead-lettered.
 
 Each round has a queue of its own, with `overflow: dead_letter` and one partition. There are two
 kinds:
@@ -31,9 +31,9 @@ from loadtests.trials.trial import Finding, Progress, broker
 
 ROUNDS: Final = 200
 MESSAGES_MAX: Final = 50
-"""The bound of each queue; messages beyond it move."""
+"""The `messages_max` of each queue; what exceeds it moves to the dead letters."""
 AT_ONCE: Final = 6
-"""Number of rounds at the same time."""
+"""The most rounds that run at the same time."""
 _DRAIN_S: Final = 60.0
 _ENCODE: Final = msgspec.json.Encoder().encode
 _BODIES: Final = msgspec.json.Decoder(list[dict[str, Any]])
@@ -63,20 +63,21 @@ class Plan:
 
 
 class Taker(Client):
-    """A consumer, or a reader of a whole queue, that remembers its given and settled messages.
+    """A consumer, or a reader of a whole queue, that remembers the messages given to it and its
+    confirmed acks.
 
-    `deaf`: it has left, and frames that arrive after that no longer belong to it.
+    `deaf`: the client has left, and ignores frames that still arrive.
     """
 
     def __init__(self, name: str, credit: int, *, pause_s: float = 0.0) -> None:
-        """`pause_s`: time that it takes over the messages of one read."""
+        """`pause_s`: seconds from the receipt of messages to their ack."""
         super().__init__(name)
         self.credit = credit
         self._pause_s = pause_s
         self.given: list[tuple[int, str, int]] = []
-        """(body's number, key, offset) in the order of arrival."""
+        """(number in the body, key, offset) of each given message, in the order of arrival."""
         self.acked: set[int] = set()
-        """Numbers whose ack was answered as settled."""
+        """Numbers of the messages whose ack the broker confirmed as settled."""
         self.headers: list[dict[str, str]] = []
         self.deaf = False
         self._numbers: dict[tuple[int, int], int] = {}
@@ -85,7 +86,7 @@ class Taker(Client):
         self._asked: dict[int, list[list[int]]] = {}
 
     async def take(self, url: str, queue: str, group: str | None, start: str = "earliest") -> None:
-        """Connect and subscribe."""
+        """Connect, and subscribe in `group`, or as a reader from `start` if that is None."""
         await self.open(url, None)
         more: dict[str, object] = {"group": group} if group is not None else {"start": start}
         await self.ask(type="subscribe", subscription=1, queue=queue, credit=self.credit, **more)
@@ -136,12 +137,13 @@ class Taker(Client):
 
     @property
     def settling(self) -> bool:
-        """Whether an ack was sent that is not answered."""
+        """Whether an ack that was sent has not been answered."""
         return bool(self._asked)
 
     @property
     def perhaps(self) -> set[int]:
-        """Numbers that may be settled, because their ack was sent and not answered."""
+        """Numbers of the messages that may be settled, because their ack was sent and not
+        answered."""
         return {
             self._numbers[(epoch, offset)]
             for asked in self._asked.values()
@@ -150,7 +152,7 @@ class Taker(Client):
         }
 
     def leave(self) -> None:
-        """Disconnect without a word."""
+        """Close the socket at once, without unsubscribing. Frames that still arrive are ignored."""
         self.deaf = self._leaving = True
         self.wire.abort()
 
@@ -164,13 +166,14 @@ class Outcome:
     dead: int = 0
     acked: int = 0
     disorder: list[str] = field(default_factory=list)
-    """P3: first deliveries after a later one of their key."""
+    """P3: messages whose first delivery came after one of a later message of their key."""
     both: list[str] = field(default_factory=list)
     """P5: messages both confirmed and dead-lettered."""
     lost: list[str] = field(default_factory=list)
-    """P1: messages neither confirmed nor dead-lettered."""
+    """P1: messages that are neither dead-lettered nor acked; an unanswered ack counts as an ack."""
     twice: list[str] = field(default_factory=list)
-    """Messages with two dead letters."""
+    """Queues in which messages have more than one dead letter, and how many letters are too
+    many."""
     letters_disorder: list[str] = field(default_factory=list)
     """Dead letters of a key that are not in the order of the log."""
 
@@ -185,7 +188,8 @@ class _Round:
         self._published = 0
 
     async def run(self, kind: Kind, outcome: Outcome) -> None:
-        """Run a round and add its results. Raises LoadFailed if it cannot end normally."""
+        """Run a round and add its results to `outcome`. Raises LoadFailed if the round cannot end
+        normally."""
         try:
             await self._rest.call(
                 "PUT", f"/v1/queues/{self._name}",
@@ -248,7 +252,8 @@ class _Round:
         await self._taker(credit=1000)
 
     async def _drain(self) -> None:
-        """Let a last consumer take the rest, until the broker reports that nothing is left."""
+        """Let a last consumer take the rest, until the broker reports no lag and all acks are
+        answered. Raises LoadFailed after _DRAIN_S."""
         last = await self._taker(credit=1000)
         deadline = time.monotonic() + _DRAIN_S
         place = f"/v1/queues/{self._name}/groups/workers"
@@ -262,7 +267,8 @@ class _Round:
             await asyncio.sleep(0.05)
 
     async def _letters(self) -> Taker:
-        """Read all dead letters of the queue."""
+        """Read all dead letters of the queue, and return the reader that was given them. Raises
+        LoadFailed."""
         name = f"{self._name}.dead-letters"
         reader = Taker(f"{self._name}-reader", 10_000)
         try:
@@ -320,7 +326,7 @@ class _Producing(Client):
 
 
 async def overflow(plan: Plan, progress: Progress) -> Finding:
-    """Run rounds of each kind, some at the same time.
+    """Run `plan.rounds` rounds of each kind, at most AT_ONCE at the same time.
 
     Raises LoadFailed or ServerFailed if the trial cannot end normally.
     """

@@ -1,6 +1,6 @@
 """The demo page under a steady stream: its heap must not grow, and its frames must not stutter.
 
-idle     the page is open and nothing comes: the intervals between frames
+idle     the page is open and no messages come: the intervals between frames
 load     a steady rate of messages for minutes: the same intervals, and the heap after the
          first minute and at the end, each after a full collection
 """
@@ -27,9 +27,11 @@ KEYS: Final = ("cpu0", "cpu1", "cpu2", "cpu3", "memory", "vda", "eth0", "load")
 _BATCH_S: Final = 0.05
 _SEEN_TIMEOUT_S: Final = 30.0
 _REDRAWN_S: Final = 2.0
-"""The page draws changes outside the screen once a second."""
+"""Wait before the page's count of messages is read, in seconds. The page draws changes outside the
+screen once a second."""
 _COLLECTIONS: Final = 3
-"""A single collection does not find everything: finalizers and detached nodes need another."""
+"""Number of collections before the heap is measured. A single one does not find everything, because
+finalizers and detached nodes need another."""
 _FRAMES: Final = """() => {
   window.frameIntervals = [];
   let last = performance.now();
@@ -62,11 +64,11 @@ class Plan:
     rate: int = options.whole(RATE, "Messages a second.", 1, 10_000)
     idle_s: float = 20.0
     frames_s: float = 20.0
-    """Duration at the end of the load in which frames are measured."""
+    """Duration at the end of the load in which frames are measured, in seconds."""
 
     @property
     def first_s(self) -> float:
-        """Time until the first measurement of the heap."""
+        """Time from the beginning of the load to the first measurement of the heap, in seconds."""
         return min(60.0, self.seconds / 5)
 
 
@@ -84,7 +86,8 @@ class _Heap:
 
 
 async def _frames(page: Page, seconds: float) -> tuple[int, float]:
-    """Return (number of frames, 95th percentile of the milliseconds between them)."""
+    """Watch the page's frames for `seconds`. Return (number of intervals between frames, their 95th
+    percentile in milliseconds)."""
     await page.evaluate(_FRAMES)
     await asyncio.sleep(seconds)
     count, p95_ms = await page.evaluate(_FRAMES_END)
@@ -110,8 +113,8 @@ async def _publish(client: tocsin.Client, rate: int, seconds: float) -> int:
 
 
 async def page(plan: Plan, progress: Progress, chromium_arguments: Sequence[str] = ()) -> Finding:
-    """Run the trial. Raises ChromiumMissing, LoadFailed or ServerFailed if it cannot end
-    normally."""
+    """Run the trial of the demo page. Raises ChromiumMissing, LoadFailed or ServerFailed if it
+    cannot end normally."""
     finding = Finding("page")
     finding.conditions = {
         "rate_per_s": plan.rate, "seconds": plan.seconds, "idle_s": plan.idle_s,
@@ -167,8 +170,8 @@ async def page(plan: Plan, progress: Progress, chromium_arguments: Sequence[str]
 
 
 async def _received(view: Page, wanted: int) -> int:
-    """Return the number of messages that the page says it has handled. Wait until it reaches
-    `wanted`, or until a timeout, and two seconds more."""
+    """Wait until the page says that it has handled `wanted` messages, or until a timeout, and two
+    seconds more. Return the number that the page says then."""
     deadline = time.monotonic() + _SEEN_TIMEOUT_S
     while True:
         if await _handled(view) >= wanted or time.monotonic() > deadline:

@@ -31,15 +31,16 @@ STORE: Final = "store.sqlite"
 CATALOG: Final = "catalog.sqlite"
 _OFFSET_BITS: Final = 40
 _NONCE: Final = slice(1, 21)
-"""The nonce of a sealed payload: after the version follow the data key's id, 8 bytes, and the
-nonce, 12."""
+"""The data key's id (8 bytes) and the nonce (12 bytes) of a sealed payload, which follow its
+version. Together they must be unique."""
 Place = tuple[int, int]
 """(partition, offset)"""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A record of a store."""
+    """A record of a store: its row, the number of its partition, its first offset, and its number
+    of messages."""
 
     row_id: int
     partition: int
@@ -47,7 +48,7 @@ class Row:
     count: int
 
     def places(self) -> list[Place]:
-        """Return the places of its messages."""
+        """Return the places of the record's messages."""
         return [(self.partition, offset) for offset in range(self.first, self.first + self.count)]
 
 
@@ -84,9 +85,9 @@ def quarantined_in(folder: Path) -> int:
 
 
 def flip(folder: Path, rows: Iterable[Row], random: Random) -> None:
-    """Flip one bit of the header or the payload of each record. Every other one gets a matching
-    checksum, as an attacker who writes to the disk would do; then only the authentication tag
-    reveals it."""
+    """Flip one random bit of the header or the payload of each record. Every other one gets a
+    matching checksum, as an attacker who writes to the disk would do; then only the authentication
+    tag reveals the flipped bit."""
     with closing(sqlite3.connect(folder / STORE)) as store:
         for number, row in enumerate(rows):
             found = store.execute(
@@ -138,7 +139,8 @@ BETWEEN_PUBLISHES: Final = 30
 TIMEOUT_S: Final = 60.0
 QUIET_S: Final = 0.5
 EMPTY_MAX: Final = 5
-"""After this many empty pulls of QUIET_S each, nothing more will come, whatever the group's lag."""
+"""The most consecutive empty pulls, of QUIET_S each, while the group has a lag. After one more,
+nothing is expected any more."""
 _QUEUE: Final = "/v1/queues/orders"
 _SIDE: Final = "/v1/queues/sick"
 
@@ -165,7 +167,8 @@ class Plan:
 
 @dataclass
 class _Load:
-    """Producers that go on whatever happens, and the messages that were acknowledged to them."""
+    """Producers that go on while the broker is killed, and the bodies of the messages that were
+    acknowledged to them."""
 
     url: str
     acknowledged: set[str] = field(default_factory=set)
@@ -173,7 +176,8 @@ class _Load:
     stopping: bool = False
 
     async def produce(self, name: int) -> None:
-        """Publish until `stopping`. An unanswered publish is not repeated."""
+        """Publish until `stopping`. An unanswered publish is not repeated; a refused one raises
+        RuntimeError or AssertionError."""
         rest, number = Rest(self.url), 0
         while not self.stopping:
             number += 1
@@ -188,7 +192,8 @@ class _Load:
         rest.close()
 
     async def flow(self) -> None:
-        """Wait until some more publishes are acknowledged."""
+        """Wait until BETWEEN_PUBLISHES more publishes are acknowledged. Raises TimeoutError after
+        TIMEOUT_S."""
         wanted = self.publishes + BETWEEN_PUBLISHES
         async with asyncio.timeout(TIMEOUT_S):
             while self.publishes < wanted:  # noqa: ASYNC110 - several tasks change it
@@ -206,7 +211,9 @@ def _message(body: str, name: str) -> dict[str, object]:
 
 
 async def seal(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial. Raises ServerFailed, LoadFailed or RuntimeError if it cannot end normally."""
+    """Run the trial of encryption at rest: rotate keys under load and kills, flip bits of copies of
+    the store, search for the canary. Raises ServerFailed, LoadFailed or RuntimeError if it cannot
+    end normally."""
     finding, random = Finding("seal"), Random(plan.seed)
     folder = Path(tempfile.mkdtemp(prefix="tocsin-seal-"))
     server = Server(folder / "data", command=plan.command, level="debug")
@@ -283,8 +290,8 @@ async def _rotate(
 
 
 async def _rotate_and_kill(server: Server, random: Random) -> None:
-    """Rotate the master key and kill the broker at a random moment: before, in the middle, or after
-    the rotation. Start it again."""
+    """Begin to rotate the master key, and kill the broker within some 20 ms after its key file has
+    changed, in the middle of the rotation or after it. Start the broker again."""
     rotating = asyncio.create_task(admin(server, "master-key", "rotate"))
     keys = server.key_path.stat().st_mtime_ns
     deadline = time.monotonic() + TIMEOUT_S
@@ -384,7 +391,8 @@ async def _refused(rest: Rest) -> list[str]:
 
 
 async def _read(server: Server) -> dict[Place, str]:
-    """Read every message of the queue that the broker gives, by place."""
+    """Read and ack every message of the queue that the broker gives to a new group; return the
+    bodies by place."""
     rest, there, empty = Rest(server.url), dict[Place, str](), 0
     group = f"{_QUEUE}/groups/check-{time.time_ns()}"
     while True:
@@ -414,8 +422,8 @@ async def _flip(
     random: Random,
     progress: Progress,
 ) -> int:
-    """Flip bits in copies of the store, and check what each costs. Return how many were
-    reported."""
+    """Flip bits in copies of the store, and check what each costs. Return how many the broker
+    reported and quarantined."""
     rows = await _call(rows_of, server.data_dir, "orders")
     flipped = reported = wrong = lost_beside = 0
     copy = Server(server.data_dir.with_name("copy"), command=plan.command, level="debug")

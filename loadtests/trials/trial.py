@@ -30,13 +30,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Check:
-    """A promise, and what was found."""
+    """A promise, and what the trial found about it."""
 
     promise: str
     found: str
     ok: bool
     timed: bool
-    """Whether it compares rates or times, so that other programs on the machine can break it."""
+    """Whether the promise compares rates or times, so that other programs on the machine can break
+    it."""
 
     def __str__(self) -> str:
         return f"{'kept  ' if self.ok else 'BROKEN'} {self.promise}: {self.found}"
@@ -52,7 +53,8 @@ class Finding:
     checks: list[Check] = field(default_factory=list)
 
     def check(self, promise: str, ok: bool, found: object, *, timed: bool = False) -> None:
-        """Note whether a promise was kept."""
+        """Note whether a promise was kept, and what was found. `timed`: the promise compares rates
+        or times."""
         self.checks.append(Check(promise, str(found), ok, timed))
 
     @property
@@ -61,11 +63,12 @@ class Finding:
         return all(check.ok for check in self.checks)
 
     def broken(self, *, timed: bool) -> list[str]:
-        """Return the broken promises in words; those that compare times only if `timed`."""
+        """Return the broken promises as texts. Without `timed`, those that compare rates or times
+        are left out."""
         return [str(c) for c in self.checks if not c.ok and (timed or not c.timed)]
 
     def fields(self) -> dict[str, object]:
-        """Return the finding for JSON."""
+        """Return the finding as a JSON object, with the `machine` among its conditions."""
         return {
             "trial": self.trial,
             "ok": self.ok,
@@ -103,8 +106,9 @@ def machine() -> dict[str, object]:
 async def broker(
     trial: str, *, command: Sequence[str] = SERVE, settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[Server]:
-    """Run a `tocsin serve` on an empty folder, both removed in the end; `command` and `settings` as
-    in Server. Raises ServerFailed, also if it ended by itself meanwhile."""
+    """Run a `tocsin serve` on an empty folder during the block; remove both in the end. `command`
+    and `settings` as in Server. Raises ServerFailed if the broker does not get ready, or has ended
+    with an exit code other than 0 when the block ends."""
     folder = Path(tempfile.mkdtemp(prefix=f"tocsin-{trial}-"))
     server = Server(folder / "data", command=command, level="warning", settings=settings or {})
     try:
@@ -119,13 +123,14 @@ async def broker(
 
 
 async def admin(server: Server, *words: object) -> Any:
-    """Return the answer of `tocsin admin … --json` for this server's folder. Raises LoadFailed."""
+    """Return the answer of `tocsin admin WORDS --json` for this server's folder. Raises LoadFailed
+    and TimeoutError like `administer`."""
     return await administer(*words, "--data-dir", server.data_dir)
 
 
 async def administer(*words: object) -> Any:
-    """Return the answer of `tocsin admin … --json`. Raises LoadFailed; TimeoutError after a
-    minute."""
+    """Return the answer of `tocsin admin WORDS --json`. Raises LoadFailed if the command fails,
+    TimeoutError after a minute."""
     said = [str(word) for word in words]
     process = await asyncio.create_subprocess_exec(
         *tocsin("admin", *said, "--json"),
@@ -146,12 +151,13 @@ async def administer(*words: object) -> Any:
 
 
 class Memory:
-    """The server's resident memory over time, ten times a second, in bytes."""
+    """The resident memory of a broker's process over time, in bytes: a sample ten times a second
+    during `watched`, and one for each call of `now`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self.samples: list[tuple[float, int]] = []
-        """(monotonic seconds, bytes)."""
+        """(monotonic seconds, resident bytes) of each sample."""
         self._task: asyncio.Task[None] | None = None
 
     def now(self) -> int:
@@ -187,8 +193,8 @@ async def until(
     timeout_s: float,
     clients: Callable[[], "list[Client]"],
 ) -> None:
-    """Wait until `done`, while watching the clients. Raises LoadFailed if one failed, or if it took
-    longer than `timeout_s`."""
+    """Wait until `done()` is true. Raises LoadFailed if one of `clients()` has failed, or after
+    `timeout_s`; that error names the wait by `what`."""
     deadline = time.monotonic() + timeout_s
     while not done():
         failed(clients())
@@ -198,7 +204,7 @@ async def until(
 
 
 def failed(clients: "list[Client]") -> None:
-    """Raise the failure of any client."""
+    """Raise the failure of the first of these clients that has failed; return if none has."""
     for client in clients:
         if client.failure is not None:
             raise client.failure

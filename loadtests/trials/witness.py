@@ -86,7 +86,8 @@ class Witness:
         self.published = 0
 
     async def open(self) -> None:
-        """Create the queue, join, and begin to publish."""
+        """Create the queue, connect a producer and a consumer of the group `g`, and begin to
+        publish."""
         rest = Rest(self._url)
         try:
             await rest.call("PUT", f"/v1/queues/{self._queue}", {"partitions": PARTITIONS})
@@ -109,7 +110,7 @@ class Witness:
             await asyncio.sleep(_TURN_S)
 
     def check(self) -> None:
-        """Raise the first failure, a LoadFailed."""
+        """Raise the LoadFailed of the producer or the consumer, if one has failed."""
         for client in (self._publisher, self._taker):
             if client.failure is not None:
                 raise client.failure
@@ -121,8 +122,9 @@ class Witness:
         return latency
 
     async def finish(self) -> int:
-        """Stop publishing and wait for the rest; return the number of messages. Raises LoadFailed
-        if one is missing."""
+        """Stop publishing, and wait until every message is received and every publish answered;
+        return the number of messages. Raises LoadFailed if a message is missing or a client failed,
+        TimeoutError if a publish is not answered."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -140,7 +142,7 @@ class Witness:
         return self.published
 
     def close(self) -> None:
-        """Leave."""
+        """Stop publishing, and disconnect both clients."""
         if self._task is not None:
             self._task.cancel()
         for client in (self._publisher, self._taker):

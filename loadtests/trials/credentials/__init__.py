@@ -1,1 +1,2 @@
-"""Trials of credentials: the end of one ends what it let in, and wrong ones learn nothing."""
+"""Trials of credentials: the end of a credential ends its sessions, and answers to wrong ones
+reveal nothing."""

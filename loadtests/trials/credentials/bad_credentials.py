@@ -1,5 +1,6 @@
 """Some thousand credentials that must be refused, of many kinds, and the issuer of the good ones
-that they are made from. They are seeded: the same ones each time, except for their keys."""
+that they are made from. The same seed makes the same credentials, except for their keys and
+times."""
 
 import base64
 import hashlib
@@ -84,7 +85,7 @@ class Issuer:
         }
 
     def jwk(self, algorithm: str) -> dict[str, Any]:
-        """Return the public key as it is in the set (of HS256 the secret)."""
+        """Return the public key of an algorithm as in the key set; for HS256 the secret."""
         key, kid = self.keys[algorithm], KIDS[algorithm]
         if algorithm == "HS256":
             return {"kty": "oct", "k": to_text(key), "kid": kid}
@@ -102,7 +103,8 @@ class Issuer:
         return json.dumps({"keys": [self.jwk(one) for one in wanted]}).encode()
 
     def claims(self, wall: float, **more: Any) -> dict[str, Any]:
-        """Return the claims of a good token with changes; None removes one."""
+        """Return the claims of a token that is good at `wall` (unix seconds), with changes; None
+        removes a claim."""
         claims = {
             "sub": "user-7", "aud": AUDIENCE, "iss": ISSUER,
             "exp": int(wall) + 600, "nbf": int(wall) - 1, "iat": int(wall) - 1, **more,
@@ -113,7 +115,8 @@ class Issuer:
         self, wall: float, algorithm: str = "EdDSA", headers: dict[str, Any] | None = None,
         **claims: Any,
     ) -> str:  # fmt: skip
-        """Return a token that is good, except for the given changes."""
+        """Return a token that is good at `wall` (unix seconds), except for the given changes of its
+        headers and claims."""
         return self.signed(self.claims(wall, **claims), algorithm, headers or {})
 
     def signed(self, claims: dict[str, Any], algorithm: str, headers: dict[str, Any]) -> str:
@@ -126,7 +129,7 @@ class Issuer:
 
 
 def unsigned(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"") -> str:
-    """Return a JWT of these parts."""
+    """Return a JWT of these parts. It is not signed; `signature` is included as it is."""
     return ".".join(
         (to_text(json.dumps(header).encode()), to_text(json.dumps(claims).encode()),
          to_text(signature))
@@ -195,8 +198,8 @@ def _without_signature(issuer: Issuer, wall: float) -> Iterator[Bad]:
 
 
 def _confused(issuer: Issuer, wall: float) -> Iterator[Bad]:
-    """Yield tokens with the public key as the secret of an HMAC (CVE-2015-9235 and similar
-    ones)."""
+    """Yield tokens with the public key as the secret of an HMAC (CVE-2015-9235 and similar ones),
+    and tokens that name another algorithm or key than they are signed with."""
     claims = issuer.claims(wall)
     for algorithm in ("EdDSA", "ES256", "RS256"):
         public = issuer.keys[algorithm].public_key()
@@ -224,7 +227,8 @@ def _confused(issuer: Issuer, wall: float) -> Iterator[Bad]:
 
 
 def _of_strangers(issuer: Issuer, wall: float) -> Iterator[Bad]:
-    """Yield tokens signed by a stranger, with the key included."""
+    """Yield tokens signed with the keys of another issuer, most of which name or include a key in
+    their header."""
     stranger = Issuer()
     stranger.keys["HS256"] = b"a secret of somebody else......."
     for algorithm in stranger.keys:

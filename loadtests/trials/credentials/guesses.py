@@ -1,8 +1,8 @@
 """Wrong credentials get the same answer, as quickly, whatever is wrong with them (P11).
 
-Every kind of wrong one is tried over every way in, in a new random order for each turn, so that
-other work on the machine affects all of them alike. If a kind took longer, an attacker could learn
-how far a guess was right. So the medians of a way are compared.
+Every kind of wrong credential is tried over every way in, in a new random order for each turn, so
+that other work on the machine affects all of them alike. If a kind took longer, an attacker could
+learn how far a guess was right. So for each way in, the median times of all kinds are compared.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ TRIES: Final = 1000
 MEDIANS_WITHIN_MS: Final = 1.0
 ALGORITHMS: Final = ("EdDSA", "ES256", "RS256")
 _OVER_S: Final = 1.0
-"""The life of a credential that must have expired when all are made."""
+"""The life of the credentials that must have expired before the first try, in seconds."""
 _TICKETS: Final = 5
 
 
@@ -84,7 +84,8 @@ def _judge(
 def _ask_all(
     ways: Ways, kinds: dict[str, list[str]], tries: int, rng: Random
 ) -> tuple[dict[tuple[str, str], list[float]], dict[str, set[bytes]]]:
-    """Return seconds by (way, kind), and answers by way."""
+    """Try each kind over each way `tries` times. Return the seconds of each try by (way, kind), and
+    the different answers by way."""
     took: dict[tuple[str, str], list[float]] = {}
     told: dict[str, set[bytes]] = {way: set() for way in ways.all}
     order = [(way, kind) for way in ways.all for kind in kinds]
@@ -102,7 +103,8 @@ def _ask_all(
 
 
 async def _made(server: Server, issuer: Issuer, seed: int) -> dict[str, list[str]]:
-    """Return the texts of each kind, with those that a broker must have issued once."""
+    """Return the wrong credentials by kind, with those that the broker itself issued: revoked and
+    expired tokens, cookies, and used tickets."""
     wall = time.time()
     over_cookie = await _cookie(server, issuer.token(wall, exp=time.time() + _OVER_S))
     lasts = ("--expires", f"{_OVER_S:.0f}s")
@@ -131,7 +133,8 @@ async def _made(server: Server, issuer: Issuer, seed: int) -> dict[str, list[str
 
 
 def _by_algorithm(issuer: Issuer, wall: float) -> Iterable[Bad]:
-    """Yield credentials whose check costs a signature, for each algorithm."""
+    """Yield JWTs with a wrong signature, audience, end or key id for each algorithm, because
+    algorithms differ in the cost of a check."""
     for algorithm in ALGORITHMS:
         head, body, signature = issuer.token(wall, algorithm).split(".")
         letter = "A" if signature[0] != "A" else "B"
@@ -160,7 +163,7 @@ async def _cookie(server: Server, token: str) -> str:
 
 
 async def _set_cookie(server: Server, token: str) -> str:
-    """Return a cookie as `name=value`. Raises LoadFailed."""
+    """Exchange a good token for a cookie, and return it as `name=value`. Raises LoadFailed."""
     ways = Ways(server.url, "")
     header = f"Authorization: Bearer {token}"
     _, answer = await asyncio.to_thread(ways.ask, "POST", "/v1/access", header)

@@ -1,4 +1,4 @@
-"""The end of a credential ends all sessions that it has let in.
+"""The end of a credential ends all sessions that were opened with it.
 
 Half of the sessions are over WebSocket, half by long poll, each waiting. Then their token is
 revoked, expires, or its signing key leaves the issuer's set. A witness with another token goes on.
@@ -23,8 +23,8 @@ from loadtests.trials.trial import Finding, Progress, admin, broker
 
 SESSIONS: Final = 500
 LASTS_S: Final = 15.0
-"""The life of a token that expires. All sessions must be open before that; if they are not, the
-trial tries again with twice the time."""
+"""The life of a token that expires, in seconds. All sessions must be open before its end; if they
+are not, the trial tries again with twice the time."""
 LASTS_S_MAX: Final = 120.0
 WITHIN_S: Final = 5.0
 TOKEN: Final = "operator-of-the-trial-0123456789"
@@ -38,7 +38,9 @@ _FRAMES: Final = "/v1/sessions/{}/frames?after=1&wait_s=30"
 
 @dataclass
 class _Session:
-    """A session that is to end. `code` is None while it is open."""
+    """A session that is to end. `code`: its close code, or the status of a refused poll; None while
+    the session is open, or if it ended without a code. `ended`: the time of its end, in unix
+    seconds."""
 
     transport: str
     code: int | None = None
@@ -99,13 +101,15 @@ async def _wait(session: _Session, rest: Rest, path: str) -> None:
 
 
 class _Refused(LoadFailed):
-    """Not all of many sessions could be opened; the others have been closed."""
+    """The error of `_many` if not all sessions could be opened; those that were are closed
+    again."""
 
 
 async def _many(
     url: str, token: str, count: int
 ) -> tuple[list[_Session], list[Callable[[], None]]]:
-    """Open sessions, half of each kind. Raises _Refused."""
+    """Open `count` sessions, half over WebSocket and half by long poll. Return them, and for each a
+    function that leaves it. Raises _Refused."""
     opened: list[tuple[_Session, Callable[[], None]]] = []
     failures: list[BaseException] = []
     for first in range(0, count, _OPENED_AT_ONCE):
@@ -125,8 +129,8 @@ async def _many(
 
 @dataclass
 class _Ending:
-    """A way for credentials to end: the token, and an action that ends it and returns when it has
-    (unix seconds)."""
+    """A credential that can be ended: its token, and an action that ends it or waits for its end,
+    and returns the time of the end (unix seconds)."""
 
     token: str
     end: Callable[[], Awaitable[float]]
@@ -134,7 +138,7 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _House:
-    """A broker, and the issuer of credentials for it."""
+    """A broker, the issuer of JWTs for it, and the file of the issuer's public keys."""
 
     server: Server
     issuer: Issuer
@@ -142,7 +146,8 @@ class _House:
 
 
 async def _endings(house: _House, kind: str, lasts_s: float) -> _Ending:
-    """Prepare one way for a credential to end. Raises LoadFailed."""
+    """Make a credential and the way in which it ends, which is `kind`, one of ENDS. It lives for
+    `lasts_s` if it ends by its expiry. Raises LoadFailed."""
     server, issuer, keys = house.server, house.issuer, house.keys
     if kind == "API token revoked":
         made = await admin(server, "token", "create", "revoked", "--right", "read:*")
@@ -170,7 +175,8 @@ async def _endings(house: _House, kind: str, lasts_s: float) -> _Ending:
 async def _open(
     house: _House, kind: str, count: int, lasts_s: float
 ) -> tuple[_Ending, list[_Session], list[Callable[[], None]]]:
-    """Open sessions whose credential ends only after all are open. Raises LoadFailed."""
+    """Open `count` sessions with a credential that has not ended before all are open; try again
+    with twice the life if it expired earlier. Raises LoadFailed."""
     while True:
         ending = await _endings(house, kind, lasts_s)
         try:
@@ -222,7 +228,8 @@ class Plan:
 
 
 async def revoke(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial for each way to end. Raises LoadFailed, ServerFailed."""
+    """Run the trial for each way in which a credential ends (ENDS). Raises LoadFailed,
+    ServerFailed."""
     with tempfile.TemporaryDirectory(prefix="tocsin-revoke-") as folder:
         return await _revoke(plan, Path(folder), progress)
 

@@ -19,7 +19,8 @@ from loadtests.clients.wire import frame
 
 TIMEOUT_S: Final = 30.0
 ENTRY_BYTES_MAX: Final = 1000
-"""The largest body of a request for access; the broker refuses somewhat larger ones."""
+"""The largest body of a request for access that a way sends, in bytes; the broker refuses somewhat
+larger ones."""
 _HELLO: Final = b'{"type":"hello"}'
 _UPGRADE: Final = (
     "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
@@ -59,8 +60,8 @@ class Line:
         self._socket.sendall(data)
 
     def answer(self) -> Answer:
-        """Return the next HTTP answer. Raises LoadFailed if the socket was closed before its
-        end."""
+        """Return the next HTTP answer. Raises LoadFailed if the broker closed the socket before the
+        answer's end."""
         while b"\r\n\r\n" not in self._heard:
             self._hear()
         head, _, self._heard = self._heard.partition(b"\r\n\r\n")
@@ -72,7 +73,8 @@ class Line:
         return Answer(head.partition(b"\r\n")[0], head, body)
 
     def message(self) -> bytes:
-        """Return the next short WebSocket frame: its opcode's byte and its payload."""
+        """Return the next short WebSocket frame: the byte with its opcode, then its payload. Raises
+        LoadFailed if the broker closed the socket before the frame's end."""
         while len(self._heard) < 2 or len(self._heard) < self._frame_end():
             self._hear()
         end = self._frame_end()
@@ -97,7 +99,8 @@ class Line:
 
 
 class Ways:
-    """All ways into one broker. `cookie`: the name of its cookie."""
+    """All ways into one broker. Each takes a credential as text. `cookie`: the name of the broker's
+    cookie."""
 
     def __init__(self, url: str, cookie: str) -> None:
         place = urlsplit(url)
@@ -116,7 +119,7 @@ class Ways:
         }
 
     def close(self) -> None:
-        """Close the connection that is kept."""
+        """Close the connection that the ways over HTTP share."""
         if self._kept is not None:
             self._kept.close()
             self._kept = None
@@ -124,7 +127,8 @@ class Ways:
     # --- HTTP: one connection for all -----------------------------------------------------------
 
     def ask(self, method: str, path: str, *lines: str, body: bytes = b"") -> tuple[float, Answer]:
-        """Send a request; return (seconds, answer)."""
+        """Send a request over the connection that the ways over HTTP share; return (seconds,
+        answer)."""
         if self._kept is None:
             self._kept = Line(self._host, self._port)
         if body:
@@ -147,20 +151,23 @@ class Ways:
         return took, answer.status + b"\n" + answer.body
 
     def rest(self, text: str) -> Told | None:
-        """Present `Authorization` in a request."""
+        """Present a credential as `Authorization` in a request. None if a header cannot carry
+        it."""
         if not _PLAIN.fullmatch(text):
             return None
         return self._asked("GET", "/v1/queues", f"Authorization: Bearer {text}")
 
     def long_poll(self, text: str) -> Told | None:
-        """Present `Authorization` in a session's first request."""
+        """Present a credential as `Authorization` in the first request of a long-poll session. None
+        if a header cannot carry it."""
         if not _PLAIN.fullmatch(text):
             return None
         header = f"Authorization: Bearer {text}"
         return self._asked("POST", "/v1/sessions", header, body=_HELLO)
 
     def entry(self, text: str) -> Told | None:
-        """Present a ticket in a request for a cookie."""
+        """Present a ticket in a request for a cookie. None if its body would exceed
+        ENTRY_BYTES_MAX."""
         body = json.dumps({"ticket": text}).encode()
         if len(body) > ENTRY_BYTES_MAX:
             return None
@@ -170,7 +177,7 @@ class Ways:
         return f"Cookie: {self._cookie}={text}", f"Origin: http://{self._netloc}"
 
     def rest_cookie(self, text: str) -> Told | None:
-        """Present a browser's cookie in a request."""
+        """Present a browser's cookie in a request. None if a header cannot carry it."""
         if not _PLAIN.fullmatch(text):
             return None
         return self._asked("GET", "/v1/queues", *self._cookie_lines(text))
@@ -188,20 +195,23 @@ class Ways:
         return took, answer.status + b"\n" + answer.body
 
     def websocket(self, text: str) -> Told | None:
-        """Present `Authorization` in a handshake."""
+        """Present a credential as `Authorization` in a handshake. None if a header cannot carry
+        it."""
         if not _PLAIN.fullmatch(text):
             return None
         return self._shake(_SUBPROTOCOL, f"Authorization: Bearer {text}")
 
     def subprotocol(self, text: str) -> Told | None:
-        """Present a ticket among a handshake's subprotocols."""
+        """Present a ticket among a handshake's subprotocols. None if a subprotocol cannot carry
+        it."""
         if not _LISTED.fullmatch(text):
             return None
         return self._shake(f"{_SUBPROTOCOL}, tocsin.ticket.{text}")
 
     def websocket_cookie(self, text: str) -> Told | None:
-        """Present a browser's cookie in a handshake. The socket opens as without one, and the
-        session's first frame is refused. The time covers both."""
+        """Present a browser's cookie in a handshake, then say hello. A wrong cookie does not
+        prevent the socket from opening; the broker refuses the hello. The time covers both. None if
+        a header cannot carry the cookie."""
         if not _PLAIN.fullmatch(text):
             return None
         line = Line(self._host, self._port)
@@ -217,7 +227,7 @@ class Ways:
         return took, status + b"\n" + told
 
     def hello(self, text: str) -> Told | None:
-        """Present a token in the hello of an open socket."""
+        """Present a token in the hello of an open socket. The time covers only the hello."""
         line = Line(self._host, self._port)
         line.say(self._head("GET", "/v1/ws", *_UPGRADE, _SUBPROTOCOL))
         line.answer()

@@ -19,7 +19,8 @@ from loadtests.trials.fuzz.frames import HELLO, PING, handshake, requests, smugg
 from loadtests.trials.fuzz.messages import Mutator, corpus, mutated_bytes, refs_of
 
 ANSWER_S: Final = 15.0
-"""Time after which a session that has not answered a ping is stuck."""
+"""Seconds after which a client that still waits for an answer, such as that to a ping, calls the
+session or socket stuck."""
 ADDRESSES: Final = 50
 """Number of source addresses, 127.0.0.2 and up. One has 28,000 ports, and each is unusable for a
 minute after use."""
@@ -30,7 +31,8 @@ _BATCH: Final = 16
 _STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n")
 _CODE: Final = re.compile(rb'"code":"(\w+)"')
 _PATIENCE_S: Final = 0.2
-"""Wait for an answer that may not come, before this half of the socket is closed."""
+"""Seconds to wait for an answer that may not come, before the client closes its half of the
+socket."""
 
 
 class Notes:
@@ -70,7 +72,8 @@ class Fuzz:
         return Random(f"{self.seed}:{name}")
 
     async def messages(self, name: str, count: int) -> int:
-        """Run a WebSocket session of up to `count` messages; return how many were sent."""
+        """Run a WebSocket session of up to `count` messages, and note its failure. Return how many
+        were sent; 1 if it failed before the first."""
         talk = _Talk(self, name)
         try:
             return await talk.run(count)
@@ -81,7 +84,8 @@ class Fuzz:
             talk.close()
 
     async def raw(self, name: str) -> int:
-        """Send frames that break RFC 6455 over one connection."""
+        """Open a WebSocket, send frames that break RFC 6455, and note what is wrong with the
+        answers. Return 1."""
         random = self.random(name)
         before = handshake(self.netloc)
         if random.random() < 0.8:
@@ -95,7 +99,8 @@ class Fuzz:
         return 1
 
     async def http(self, name: str) -> int:
-        """Send one broken request over one connection."""
+        """Send one broken request over one connection, and note what is wrong with the answers.
+        Return 1."""
         random = self.random(name)
         if random.random() < 0.2:
             data = random.choice(self.smuggled)
@@ -106,7 +111,7 @@ class Fuzz:
         return 1
 
     async def vectors(self) -> int:
-        """Send each request once, without mutation."""
+        """Send each request once, without mutation; return their number."""
         every = [*self.smuggled, *self.requests]
         self.notes.sent["http requests"] += len(every)
         await asyncio.gather(
@@ -118,7 +123,8 @@ class Fuzz:
         return len(every)
 
     async def _exchange(self, name: str, data: bytes, *, is_final: bool) -> bytes:
-        """Send bytes, close this half (at once, or a little later), and read to the end."""
+        """Send bytes, close the client's half of the socket (at once if `is_final`, else after a
+        short wait for an answer), and return what the broker sends until it closes the socket."""
         notes, received = self.notes, b""
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -170,7 +176,8 @@ class Fuzz:
                 return
 
     def heard(self, name: str, message: bytes) -> list[dict[str, Any]]:
-        """Return the frames of one message of the broker."""
+        """Return the frames of one message of the broker. Note their error codes, and a message
+        that is wrong."""
         try:
             value = json.loads(message)
         except ValueError:
@@ -198,7 +205,7 @@ def _address(name: str) -> str:
 
 
 class _Talk:
-    """A WebSocket session that goes on until the broker ends it."""
+    """A WebSocket session that goes on until it has sent its messages, or the broker ends it."""
 
     def __init__(self, fuzz: Fuzz, name: str) -> None:
         self._fuzz = fuzz
@@ -214,8 +221,9 @@ class _Talk:
         self.last = b""
 
     async def run(self, count: int) -> int:
-        """Send messages in batches, each followed by a good ping. At the end everything must have
-        its answer."""
+        """Send up to `count` messages in batches, each followed by a good ping; return how many
+        were sent. At the end every ref must have its answer, unless the broker has closed the
+        socket. Raises TimeoutError or OSError."""
         loop, fuzz = asyncio.get_running_loop(), self._fuzz
         async with asyncio.timeout(ANSWER_S):
             _, self._wire = await loop.create_connection(
@@ -270,8 +278,8 @@ class _Talk:
         self._is_heard.set()
 
     async def _until(self, done: Any) -> None:
-        """Wait until `done`, or the end of the socket, which is an answer too. Raises
-        TimeoutError."""
+        """Wait until `done()` is true or the socket is closed, which is an answer too. Raises
+        TimeoutError after ANSWER_S."""
         assert self._wire is not None
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -283,14 +291,15 @@ class _Talk:
             raise TimeoutError(f"refs {owed[:10]} had no answer in {ANSWER_S} s") from None
 
     def close(self) -> None:
-        """Disconnect without a word."""
+        """Close the socket at once, without a close frame."""
         if self._wire is not None:
             self._wire.abort()
 
 
 async def long_poll(fuzz: Fuzz, name: str, count: int) -> int:
-    """Run a session by long poll of up to `count` messages. Return how many were sent, and 1 if
-    there were none, so that a caller that counts them comes to an end."""
+    """Run a session by long poll of up to `count` messages, and note what is wrong with the
+    answers. Return how many were sent, and 1 if there were none, so that a caller that counts them
+    comes to an end."""
     mutator, rest, notes = Mutator(fuzz.frames, fuzz.random(name)), Rest(fuzz.url), fuzz.notes
     owed: set[int] = set()
     batch = sent = 0

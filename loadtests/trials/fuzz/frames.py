@@ -21,7 +21,7 @@ CLOSE_CODES: Final = (
 
 
 def handshake(host: str, *lines: str, key: str = _KEY) -> bytes:
-    """Return an upgrade to `tocsin.v1`."""
+    """Return the request of a WebSocket handshake with the subprotocol `tocsin.v1`."""
     return request(
         "GET /v1/ws", host, "Upgrade: websocket", "Connection: Upgrade",
         "Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {key}",
@@ -39,8 +39,9 @@ def raw_frame(
     first: int, payload: bytes, *, announced: int | None = None, mask: bytes | None = b"\0\0\0\0",
     wide: int = 0,
 ) -> bytes:  # fmt: skip
-    """Return any frame. `announced`: the length that it claims. `wide`: 2 or 8 bytes for the
-    length, whatever it needs. `mask`: None for an unmasked frame."""
+    """Return a WebSocket frame with the first byte `first`, right or wrong. `announced`: the length
+    that it claims. `wide`: 2 or 8 bytes for the length, even if it needs fewer. `mask`: None for an
+    unmasked frame."""
     length = len(payload) if announced is None else announced
     masked = 0x80 if mask is not None else 0
     if wide == 8 or length >= 65_536:
@@ -55,7 +56,7 @@ def raw_frame(
 
 
 def wrong_frames(random: Random, message: bytes) -> bytes:
-    """Return one frame, or a few, that break RFC 6455."""
+    """Return one frame, or a few, most of which break RFC 6455."""
     text = message[:300]
     made: bytes
     match random.randrange(12):

@@ -1,7 +1,9 @@
-"""Frames of the protocol, and texts that are nearly frames, made from them. Pure.
+"""Frames of the protocol, and texts that are nearly frames, made from them. Pure but for `corpus`,
+which reads files.
 
-The good frames are those of the transcripts in clients/conformance and of docs/protocol.md. All
-chance comes from the Random that the caller passes, so that a seed identifies a run.
+The good frames are those that clients send in the transcripts of clients/conformance and the
+examples of docs/protocol.md. All chance comes from the Random that the caller passes, so that a
+seed identifies a run.
 """
 
 import json
@@ -45,8 +47,8 @@ LARGE: Final = (
 """Values that are drawn rarely, because each costs as much as hundreds of others."""
 _BITS: Final = (0, 1, 2, 3, 4, 5, 6) * 2 + (7,)
 _BYTES: Final = (128,) * 9 + (256,)
-"""Rarely above 127, because bytes that are no UTF-8 end the session, and a new one must be
-opened."""
+"""Bounds of random bytes, one of which is drawn. Bits and bytes are rarely above 127, because bytes
+that are no UTF-8 end the session, and a new one must be opened."""
 _TOKENS: Final = (b'"', b"{", b"[", b"\\", b",", b":", b"\x00", b"]", b"\n", b"}")
 FIELDS: Final = (
     "type", "ref", "queue", "group", "subscription", "credit", "granted", "deliveries", "started",
@@ -86,7 +88,7 @@ def corpus() -> list[Any]:
 
 class Mutator:
     """A maker of messages, each from one or a few good frames. `place`: a delivery to this session,
-    [partition, epoch, push, first, last]; some acks then name it."""
+    [partition, epoch, push, first, last], which some acks then name; None before the first."""
 
     def __init__(self, frames: list[Any], random: Random) -> None:
         self._frames = frames
@@ -95,8 +97,9 @@ class Mutator:
         self.place: list[int] | None = None
 
     def message(self) -> bytes:
-        """Return the next message. Of twenty, two are good, ten are wrong as JSON, seven in their
-        bytes. One is several frames, of which half are good."""
+        """Return the next message. Of twenty, two are a good frame, ten a frame with a wrong value
+        or field, seven a frame with changed bytes. One has several frames: only good ones in half
+        of the cases, good and wrong ones in the others."""
         random = self._random
         which = random.randrange(20)
         if which < 2:
@@ -115,8 +118,8 @@ class Mutator:
         return b"[" + b",".join(texts) + b"]"
 
     def _volley(self) -> bytes:
-        """Return good frames about one subscription, in any order; the broker judges a message as a
-        whole."""
+        """Return a message of good frames about two subscriptions, in any order; the broker judges
+        a message as a whole."""
         random, frames = self._random, []
         for _ in range(random.randrange(2, 8)):
             self._ref += 1
@@ -146,7 +149,8 @@ class Mutator:
         return frame
 
     def _wrong_json(self) -> bytes:
-        """Return a frame with one value, or one field, changed."""
+        """Return a frame with one value changed, or one field removed, added or doubled. It may
+        still be valid."""
         random, frame = self._random, json.loads(json.dumps(self._frame()))
         token = random.choice(LARGE) if random.random() < 0.001 else random.choice(VALUES)
         holders = list(_holders(frame))
@@ -168,7 +172,7 @@ class Mutator:
 
 
 def _holders(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every place of a value in it: (container, key or index)."""
+    """Yield (container, key or index) of every value inside a JSON value, at any depth."""
     places = value.items() if isinstance(value, dict) else enumerate(value)
     for at, inner in list(places):
         yield value, at
@@ -216,7 +220,7 @@ def _finite(text: str) -> float:
 
 def refs_of(message: bytes) -> list[int]:
     """Return the refs that need an answer, whatever else is wrong with the message. Empty if it is
-    no JSON, or if two parsers may differ about it."""
+    no JSON, or too large, deep or odd for all parsers to agree about it."""
     if (
         len(message) > _TELLABLE_BYTES_MAX
         or message.count(b"[") + message.count(b"{") > _TELLABLE_DEPTH_MAX

@@ -2,8 +2,9 @@
 document says, and none is a 5xx (P12).
 
 schemathesis makes the requests, both those that the document allows and those that it does not.
-Half of the requests whose paths have names in them use an existing queue and group. Everything runs
-with the token. In addition, each operation that is not public is requested without one.
+Half of the requests whose paths have names in them use existing names. Nine of ten have the token;
+the others may have an Authorization header that was made up. In addition, each operation that is
+not public is requested without a token.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ TOKEN: Final = "schema-trial"
 QUEUE: Final = "orders"
 GROUP: Final = "billing"
 PER_ROUND_MAX: Final = 25
-"""The most cases of one operation and kind before the next one has its turn."""
+"""The most cases of one operation and kind in a round, before the next operation or kind has its
+turn."""
 WAIT_S: Final = 10.0
 """Timeout of one answer."""
 LONGEST_WAIT_S: Final = 0.01
@@ -78,10 +80,11 @@ class _Trial:
         """Answers that differ from the document, each operation, kind and failure once."""
         self._seen: set[tuple[str, ...]] = set()
         self.open: list[str] = []
-        """Operations that did something without a token."""
+        """Operations that did not answer a request without a token with 401 and WWW-Authenticate,
+        and the status of their answer."""
 
     def run(self) -> None:
-        """Run all cases; blocks."""
+        """Request each operation without a token, then run `plan.cases` cases in rounds; blocks."""
         self._without_token()
         told = time.monotonic()
         while self.cases < self._plan.cases:
@@ -200,8 +203,8 @@ def _hurry(case: "_Case") -> None:
 
 
 async def schema(plan: Plan, progress: Progress) -> Finding:
-    """Run `plan.cases` cases, each answered as the document says. Raises ServerFailed if the broker
-    fails."""
+    """Run `plan.cases` cases, and check that each is answered as the document says. Raises
+    ServerFailed if the broker fails."""
     finding = Finding("schema")
     async with broker("schema", command=[*SERVE, "--token", TOKEN]) as server:
         trial = await asyncio.to_thread(_Trial, server, plan, progress)

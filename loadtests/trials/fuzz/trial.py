@@ -24,8 +24,9 @@ FRAMES: Final = 1_000_000
 AT_ONCE: Final = 12
 """Number of conversations at a time."""
 PER_SESSION: Final = ((4, 16), (20, 400))
-"""Bounds of the number of messages in one WebSocket session. Half of the sessions end by
-themselves, and then every ref must have its answer. The others go on until the broker ends them."""
+"""Two pairs of bounds of the number of messages in one WebSocket session; each applies to half of
+the sessions. Short sessions mostly end by themselves, and then every ref must have its answer. Long
+ones mostly go on until the broker ends them."""
 PER_POLL: Final = 40
 TYPICAL: Final = 16
 """Typical number of messages of a session before the broker ends it."""
@@ -33,9 +34,9 @@ WITNESS_RATE: Final = 100.0
 WARM_SHARE: Final = 0.1
 """The share of the run before memory is first measured."""
 GROWTH_MAX: Final = 96 * MIB
-"""The most growth of memory between there and the end. A third of it is the broker's cache of the
-newest records, which the witness fills within minutes. The names that the frames invent are groups
-and producers."""
+"""The most growth of memory, in bytes, from its first measurement (WARM_SHARE) to the end. A third
+of it is the broker's cache of the newest records, which the witness fills within minutes. Groups
+and producers with the names that the frames invent take memory, too."""
 SHOWN_MAX: Final = 10
 _SHARES: Final = (("raw", 0.03), ("http", 0.012), ("poll", 0.012))
 """Shares of the frames; all others are messages of WebSocket sessions."""
@@ -73,10 +74,11 @@ class _Trial:
         self.sent = 0
         self.witnessed = 0
         self.warm = self.end = 0
-        """Resident bytes after WARM_SHARE of the frames, and at the end."""
+        """Resident bytes of the broker after WARM_SHARE of the frames, and at the end."""
 
     async def run(self) -> None:
-        """Do the whole run."""
+        """Send all frames, several conversations at once, beside the witness. Raises LoadFailed if
+        the witness lost a message."""
         await self._rest.call("PUT", "/v1/queues/orders", _ORDERS)
         self._rest.close()
         await self.witness.open()
@@ -136,7 +138,7 @@ class _Trial:
                 return [name for name in found if name.startswith(SMUGGLED_NAME)]
 
     def close(self) -> None:
-        """Disconnect."""
+        """Disconnect, and stop the witness."""
         self._rest.close()
         self.witness.close()
 

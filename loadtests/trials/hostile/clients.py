@@ -1,9 +1,10 @@
 """`python -m loadtests.trials.hostile.clients URL PLAN`: attacking clients, in one process.
 
-PLAN is JSON, the fields of `Attack`. The clients begin at once, and print a line when all of them
-have begun. They go on until a line comes on the standard input, and then print their outcomes as
-one JSON object. Each opens a new socket when the broker has closed its own. They run under
-SCHED_IDLE. The line AT_NICE_19 does not end them but gives them ordinary scheduling, with nice 19.
+PLAN is JSON, the fields of `Attack`. The clients begin at once, and print a line when all slow
+sockets and readers have begun. They go on until a line comes on the standard input, or its end, and
+then print their outcomes as one JSON object. Most kinds open a new socket when the broker has
+closed theirs; readers and floods do not. They run under SCHED_IDLE, unless PLAN says otherwise. The
+line AT_NICE_19 does not end them but gives them ordinary scheduling, with nice 19.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ BODY_BYTES: Final = 1000
 FLOW_MESSAGES: Final = 50
 FLOW_TURN_S: Final = 0.5
 FLOOD_FRAMES: Final = 64
-"""Number of one-message frames of a flood; the next ones are sent after the answer."""
+"""Number of frames in one message of a flood; the next message is sent after the answer."""
 PAUSE_S: Final = 0.25
 _STATUS: Final = "HTTP/1.1 "
 _OPENING_AT_ONCE: Final = 50
@@ -50,10 +51,10 @@ _OPENING_AT_ONCE: Final = 50
 
 @dataclass(frozen=True)
 class Attack:
-    """The number of attackers of each kind."""
+    """The number of attackers of each kind, and how they run."""
 
     leaves_cores: bool = True
-    """Whether to run under SCHED_IDLE. A process that hardly runs misses the broker's last words,
+    """Whether to run under SCHED_IDLE. A process that hardly runs misses the broker's last bytes,
     so a test sets False."""
     slow: int = 1000
     """Number of slow sockets: a third each for a request's header, a WebSocket's handshake, and a
@@ -68,11 +69,13 @@ class Attack:
     messages."""
     bombs: int = 4
     floods: int = 4
-    """Number of sessions that subscribe and unsubscribe, grant credit, and ask for tickets."""
+    """Number of sessions that subscribe, grant credit and unsubscribe without end. If it is not 0,
+    one more client requests tickets."""
 
 
 class Heard(asyncio.Protocol):
-    """A socket that keeps the beginning of what came, and whether it is closed."""
+    """A socket that keeps the first bytes that it received (some 4 KiB), and whether it is
+    closed."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -98,8 +101,8 @@ class Heard(asyncio.Protocol):
             self.transport.write(data)
 
     async def answer(self, timeout_s: float) -> str:
-        """Return the status of the answer: `431`, `101`, …; `closed`, or `nothing` after
-        `timeout_s`."""
+        """Wait for the first line of the answer and return its status, such as `431`; `closed` if
+        the socket closes first, `nothing` after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self.closed and b"\r\n" not in self.data:
@@ -219,7 +222,7 @@ class Hostile:
             await asyncio.sleep(PAUSE_S / 2)
 
     async def _large(self) -> None:
-        """Send a whole frame of 16 MiB, whatever the broker answers to its header."""
+        """Send whole frames of 16 MiB, whatever the broker answers to their header."""
         piece = bytes(MIB // 4)
         while True:
             heard = await self._open()
@@ -342,8 +345,8 @@ class Hostile:
                 reader.drop()
 
     async def _flood(self) -> None:
-        """Subscribe, grant, unsubscribe, in large messages; each follows the answer to the one
-        before."""
+        """Subscribe, grant credit and unsubscribe, in large messages; each is sent after the answer
+        to the one before."""
         heard = await self._open()
         heard.write(handshake(self._netloc))
         await heard.answer(10)
@@ -382,7 +385,8 @@ class Hostile:
 
 
 async def main(url: str, plan: Attack) -> None:
-    """Attack until the standard input says stop, or ends."""
+    """Attack until a line other than AT_NICE_19 comes on the standard input, or its end. Then print
+    the outcomes."""
     raise_file_limit(plan.slow + plan.readers + 2 * plan.hoards + 500)
     hostile = Hostile(url, plan)
     await hostile.run(_until_told())
@@ -396,7 +400,7 @@ async def _until_told() -> None:
 
 
 def arguments(plan: Attack) -> str:
-    """Return the PLAN argument."""
+    """Return the argument PLAN of this program."""
     return json.dumps(asdict(plan))
 
 

@@ -1,18 +1,19 @@
-"""Many attackers at once against one broker: its memory stays, and a well-behaved client hardly
-notices (P9, P12).
+"""Many attackers at once against one broker: its memory stays, and a well-behaved client, the
+witness, hardly notices (P9, P12).
 
 The attacks: slow headers, handshakes and bodies; a flood of headers; frames of 16 MiB; compression
-bombs; readers that never read; floods of subscribes, credit and tickets. The attackers are a
-process of their own, and would be other machines: broker and clients have cores of their own
-(busy.apart). On the clients' cores, attackers first get only the time that the witness leaves
-(SCHED_IDLE), which shows the broker's handling of them. Then they run with nice 19, which also
-shows how the machine shares its cores; that is printed, not judged.
+bombs; readers that never read; floods of subscribes, credit and tickets. One process runs all
+attackers, in place of other machines. The broker has cores of its own, and attackers and witness
+share the other cores (busy.apart). At first the attackers get only the time that the witness leaves
+of those (SCHED_IDLE), which shows the broker's handling of attacks. At the end of the last round
+they run with nice 19, which also shows how the machine shares its cores; that is printed, not
+judged.
 
 Calm and attacked phases take turns, each attack with clients of its own. The verdict is the median
 of the rounds' ratios, because a moment in which the machine itself stops spoils only one of them.
 At the end no client attacks, but two processes are as busy as broker and attackers were. Their
-effect on the witness (p99_ratio_machine) is the machine's own, and no broker could stay below it
-there.
+effect on the witness (p99_ratio_machine) is the machine's own, and no broker could have a
+smaller one on that machine.
 """
 
 import asyncio
@@ -43,8 +44,8 @@ GROWTH_MAX: Final = 256 * MIB
 RATIO_MAX: Final = 2.0
 _STOP_S: Final = 60.0
 _LEAVING_S: Final = 3.0
-"""Pause after an attack. Thousands of sockets close at once then, so the phase is neither attacked
-nor calm."""
+"""The longest pause after an attack, in seconds. Thousands of sockets close at once then, so this
+phase is neither attacked nor calm."""
 _ARRIVING_S: Final = 60.0
 _UNEXPECTED: Final = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected|exception", re.IGNORECASE)
 ANSWERS: Final = {
@@ -100,14 +101,16 @@ class _Trial:
         self.cpu_s: defaultdict[str, float] = defaultdict(float)
         """CPU seconds of the broker in each phase."""
         self.ratios: list[float] = []
-        """For each round, the ratio of p99 during the attack to p99 before."""
+        """For each round, the ratio of the witness's p99 latency during the attack to that before
+        the attack."""
         self.before = self.highest = self.after = 0
         self.outcomes: Counter[str] = Counter()
         self.problems: list[str] = []
         self.witnessed = 0
 
     async def run(self) -> None:
-        """Do the whole run."""
+        """Run all rounds of calm and attack, then the phase with two busy processes and no attack.
+        Raises LoadFailed or ServerFailed."""
         rest = Rest(self._server.url)
         await rest.call("PUT", f"/v1/queues/{QUEUE}", {"partitions": 4, "retention_s": 60})
         rest.close()
@@ -196,7 +199,7 @@ class _Trial:
         return during
 
     def close(self) -> None:
-        """Disconnect."""
+        """Disconnect the witness."""
         self.witness.close()
 
 
@@ -209,8 +212,8 @@ def _cores(broker_pid: int, plan: Plan) -> AbstractContextManager[str]:
 
 
 async def hostile(plan: Plan, progress: Progress) -> Finding:
-    """Run all attacks at once for `plan.seconds`, between two calm phases. Raises ServerFailed if
-    the broker ended; RuntimeError if too few files may be open."""
+    """Run all attacks at once for `plan.seconds` in each round, between calm phases. Raises
+    ServerFailed if the broker ended; RuntimeError if too few files may be open."""
     raise_file_limit(plan.attack.slow + plan.attack.readers + 1000)
     finding = Finding("hostile")
     failure = stopped = cores = ""

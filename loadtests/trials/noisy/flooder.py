@@ -33,7 +33,8 @@ _RETRY: Final = re.compile(rb'"retry":(true|false)')
 
 
 class Flooder(Client):
-    """A connection. It publishes without sequences, so each frame is independent."""
+    """A connection that floods a queue. It publishes without sequences, so each frame is
+    independent."""
 
     def __init__(self, name: str, queue: str, random: Random) -> None:
         super().__init__(name)
@@ -50,7 +51,7 @@ class Flooder(Client):
         """Whether a refusal said that a retry is of no use."""
 
     def publish(self) -> None:
-        """Send one more frame."""
+        """Send one more frame, or count it as held back if too many bytes are unsent."""
         self.offered += MESSAGES_PER_FRAME
         transport = self.wire.transport
         if transport is not None and transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
@@ -82,7 +83,8 @@ class Flooder(Client):
 
 
 async def flood(url: str, queue: str, seconds: float, rate: int) -> dict[str, object]:
-    """Flood the queue; return the counts."""
+    """Flood the queue for `seconds` at `rate` messages a second; 0: as fast as the queue takes
+    them. Return the counts. Raises LoadFailed if a client failed or an answer is missing."""
     random = Random(7)
     clients = [Flooder(f"flooder-{n}", queue, random) for n in range(CONNECTIONS)]
     for client in clients:
@@ -125,7 +127,7 @@ async def flood(url: str, queue: str, seconds: float, rate: int) -> dict[str, ob
 
 
 def failed(clients: list[Flooder]) -> None:
-    """Raise the failure of any client."""
+    """Raise the failure of the first client that has failed; return if none has."""
     for client in clients:
         if client.failure is not None:
             raise client.failure

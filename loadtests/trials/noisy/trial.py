@@ -12,7 +12,7 @@ it were on a machine of its own. The difference between the two is the machine's
 between the flooder and those clients, not the broker's doing.
 
 At the end no process floods, but two processes are as busy as broker and flooder were. Their effect
-on the steady queue is the machine's own, and no broker could stay below it there.
+on the steady queue is the machine's own, and no broker could have a smaller one on that machine.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _TICK_S: Final = 0.0005
 _WARM_UP_S: Final = 1.0
 _WAIT_S: Final = 60.0
 _STEP_S: Final = 0.1
-"""Length of the steady queue's steps until the flood has begun."""
+"""Seconds for which the steady queue runs at a time until the flood has begun."""
 _BEYOND_S: Final = 0.3
 """The least time that the flood goes on after the flooded stretch."""
 
@@ -62,13 +62,14 @@ class Plan:
         ROUNDS, "Rounds of a calm and a flooded stretch, for each kind of flooder.", 1, 100
     )
     settle_s: float = 2.0
-    """The part at the beginning of a flooded stretch that is not measured."""
+    """Seconds at the beginning of a flooded stretch that are not measured."""
     nices: tuple[int, ...] = (0, IDLE)
-    """The kinds of flooders; the verdict uses the last one."""
+    """The priority of each kind of flooder: a nice value, or IDLE. The verdict uses the last
+    one."""
 
 
 class _Steady:
-    """The clients of the queue that must not be slowed down."""
+    """The producer and the consumer of the queue `steady`, which must not be slowed down."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -84,7 +85,7 @@ class _Steady:
         return [self.producer, self.consumer]
 
     async def open(self, rest: Rest) -> None:
-        """Create the queue and connect its clients."""
+        """Create the queue `steady` and its group, and connect its producer and its consumer."""
         await rest.call("PUT", "/v1/queues/steady", {"partitions": 4})
         await rest.call("PUT", "/v1/queues/steady/groups/g", {})
         await self.producer.open(self.url, None, self.producer.name)
@@ -92,7 +93,8 @@ class _Steady:
         await self.consumer.subscribe("steady", "g")
 
     async def run(self, seconds: float) -> None:
-        """Publish messages on their schedule, and wait until they are settled."""
+        """Publish to the queue `steady` for `seconds` on a fixed schedule, and wait until
+        everything is settled. Raises LoadFailed."""
         began_ns, sent = time.monotonic_ns(), 0
         while sent < seconds * RATE:
             failed(self.clients)
@@ -114,7 +116,7 @@ async def _flooder(
     url: str, seconds: float, rate: int, nice: int, begun: asyncio.Event
 ) -> dict[str, Any]:
     """Run a flooder and return its counts. `begun` is set when it floods, which may take seconds at
-    a low priority."""
+    a low priority, and when it ends. Raises LoadFailed if it fails."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loadtests.trials.noisy.flooder", url, "flood", str(seconds),
         str(rate),
@@ -147,7 +149,8 @@ class _Flood:
 
 
 async def noisy(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial."""
+    """Measure the flooded queue's capacity, then the steady queue beside each kind of flooder.
+    Raises LoadFailed or ServerFailed if the trial cannot end normally."""
     finding = Finding("noisy")
     async with broker("noisy") as server:
         rest = Rest(server.url)
@@ -187,7 +190,8 @@ async def noisy(plan: Plan, progress: Progress) -> Finding:
 async def _round(
     steady: _Steady, flood: _Flood, plan: Plan, rate: int, progress: Progress
 ) -> dict[str, Any]:
-    """Do one round: a calm stretch and a flooded one."""
+    """Do one round of a calm stretch and a flooded one, and add its results to `flood`. Return the
+    flooder's counts."""
     steady.latency.clear()
     await steady.run(plan.seconds)
     calm = Histogram()

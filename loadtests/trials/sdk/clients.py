@@ -33,12 +33,13 @@ _MANY: Final = msgspec.json.Decoder(list[_Welcome])
 
 
 class Tracer:
-    """A recorder of one client's frames. `counts`: what happened to its transports."""
+    """A recorder of one client's frames. `counts`: what happened to its connections, such as
+    `reconnects` and `fallbacks`."""
 
     def __init__(
         self, log: Recorder, streams: "itertools.count[int]", start: Callable[[], int], who: str
     ) -> None:
-        """`start`: returns the number of the broker's start."""
+        """`start`: returns how many times the broker has been started, 1 for its first start."""
         self.who = who
         self._log = log
         self._streams = streams
@@ -51,7 +52,8 @@ class Tracer:
         self.counts: Counter[str] = Counter()
 
     def trace(self, direction: Direction, transport: Transport, frames: bytes) -> None:
-        """Record frames, as the `trace` argument of tocsin.connect."""
+        """Record the frames of one message, as the `trace` argument of tocsin.connect. A hello is
+        recorded with its welcome."""
         start = frames[:_LOOKED_AT_BYTES]
         if direction == "sent" and _HELLO in start:
             self._hello = frames  # its welcome says whose it is
@@ -80,7 +82,7 @@ class Tracer:
 
 
 class Clients:
-    """A maker of clients, all on one log, which sums up their counts."""
+    """A maker of clients that all record to one log, and the sums of their counts."""
 
     def __init__(self, log: Recorder, start: Callable[[], int] = lambda: 1) -> None:
         self.log = log
@@ -96,10 +98,10 @@ class Clients:
 
     @property
     def counts(self) -> Counter[str]:
-        """The counts of all clients."""
+        """The sum of the counts of all clients."""
         return sum((tracer.counts for tracer in self.tracers), Counter())
 
     def counts_of(self, who: str) -> Counter[str]:
-        """Return the counts of these clients alone."""
+        """Return the sum of the counts of the clients with this `who`."""
         found = (tracer.counts for tracer in self.tracers if tracer.who == who)
         return sum(found, Counter())

@@ -2,7 +2,7 @@
 
 Ten publish and keep their receipts. Ten consume, and their handlers have an effect that must happen
 once, by `tocsin.effects`: the effect and its message's place are stored in one transaction of the
-handlers' own database, so that a repeated message is recognised. Nothing acknowledged may be lost,
+handlers' own database, so that a repeated message is recognized. Nothing acknowledged may be lost,
 and the effects are counted.
 """
 
@@ -73,12 +73,13 @@ class Effects:
         self._db.executescript("PRAGMA journal_mode = WAL; CREATE TABLE effects (body TEXT)")
         self._stores = [SqliteEffects(path, group=GROUP) for _ in range(STORES)]
         self.again = 0
-        """Number of messages that were recognised, or with `once` False should have been."""
+        """Number of deliveries that were recognized as repeated, or with `once` False should have
+        been."""
         self._seen: set[str] = set()
 
     def work(self, random: Random, number: int) -> Handler:
-        """Return a handler that takes its time, has its effect, and sometimes fails after it.
-        `number` is its consumer's."""
+        """Return the handler of consumer `number`, which takes its time, has its effect, and
+        sometimes fails after it."""
         store = self._stores[number % STORES]
 
         async def handle(message: tocsin.Message) -> None:
@@ -103,14 +104,15 @@ class Effects:
         return Counter(body for (body,) in self._db.execute("SELECT body FROM effects"))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the stores and the database."""
         for store in self._stores:
             store.close()
         self._db.close()
 
 
 async def kills(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial. Raises ProgramFailed, LoadFailed or ServerFailed if it cannot end normally."""
+    """Run the kills under load, then drain, judge, and count the effects. Raises ProgramFailed,
+    LoadFailed or ServerFailed if the trial cannot end normally."""
     random = Random(plan.seed)
     async with broker("kills", command=plan.command) as server:
         folder = server.data_dir.parent
@@ -180,8 +182,8 @@ async def _cast(trial: SdkTrial, effects: Effects, plan: Plan) -> None:
 
 
 async def _kill(trial: SdkTrial, server: Server, random: Random, plan: Plan) -> int:
-    """Kill the broker and start it again, repeatedly; return at how many kills publishes were
-    unanswered."""
+    """Kill the broker and start it again, `plan.kills` times. Return the number of kills at which
+    publishes were unanswered."""
     producers = [program for program in trial.programs if isinstance(program, Producing)]
     under_way = 0
     for number in range(1, plan.kills + 1):
@@ -203,7 +205,8 @@ async def _kill(trial: SdkTrial, server: Server, random: Random, plan: Plan) -> 
 
 
 async def _met(producers: Sequence[Producing]) -> bool:
-    """Wait a moment for unanswered publishes; return whether any came."""
+    """Wait at most MEETING_TURNS_MAX turns of the loop for an unanswered publish; return whether
+    there is one."""
     for _ in range(MEETING_TURNS_MAX):
         if any(producer.unanswered for producer in producers):
             return True
@@ -212,7 +215,8 @@ async def _met(producers: Sequence[Producing]) -> bool:
 
 
 async def _flowing(trial: SdkTrial) -> None:
-    """Wait until messages are stored and run again. Raises LoadFailed."""
+    """Wait until FLOWING_MESSAGES more messages are stored, and a handler has finished another
+    message. Raises LoadFailed after FLOWING_TIMEOUT_S."""
     book, deadline = trial.book, time.monotonic() + FLOWING_TIMEOUT_S
     stored, ran = len(book.stored), len(book.finished)
     while len(book.stored) - stored < FLOWING_MESSAGES or len(book.finished) == ran:

@@ -18,7 +18,7 @@ GROUP_PLACE: Final = f"{QUEUE}/{GROUP}"
 KEYS: Final = 600
 TICK_S: Final = 0.02
 UNANSWERED_MAX: Final = 3_000
-"""The most unanswered messages of one producer; it waits then, as a program would."""
+"""The most unanswered messages of one producer. Messages that are due beyond them are left out."""
 CONFIRM_CHANCE: Final = 0.05
 PUBLISH_TIMEOUT_S: Final = 300.0
 
@@ -37,7 +37,8 @@ class Program:
         self.client = client
         self.failure: BaseException | None = None
         self.ready = asyncio.Event()
-        """Set when it is connected, and has joined what it wanted to join."""
+        """Set when the program is connected, and has joined what it wanted to join; a `Saying` has
+        published, too."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -73,8 +74,8 @@ class Program:
 
 
 class Producing(Program):
-    """A producer of `rate_per_s` messages of some hundred keys, sometimes singly, sometimes many at
-    once."""
+    """A producer of `rate_per_s` messages of KEYS keys. It publishes those that are due in one
+    call, or sometimes each in a call of its own."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Producing(Program):
         self.unanswered = 0
         self.stopping = False
         self.done = asyncio.Event()
-        """Set when it was stopped and every publish has returned."""
+        """Set when the producer was stopped and every publish has returned or raised an error."""
 
     async def run(self) -> None:
         """Publish until `stopping`, then wait until all is answered."""
@@ -190,14 +191,15 @@ class Saying(Program):
 
 
 class Consuming(Program):
-    """A member of the group. `work` is its handler's work."""
+    """A member of the group. Its handler does `work`, and then acks the message by returning, or
+    sometimes with confirmation."""
 
     def __init__(
         self, name: str, client: tocsin.Client, book: SdkHistory, *, work: Handler,
         concurrency: int, random: Random, acks: bool = True, **subscribing: Any,
     ) -> None:  # fmt: skip
-        """`acks` False: a consumer that never acks, the negative control. `subscribing`: further
-        arguments of `Client.subscribe`."""
+        """`acks` False: handlers do not return after their work, so nothing is acked; the negative
+        control. `subscribing`: further arguments of `Client.subscribe`."""
         super().__init__(name, client)
         self._book = book
         self._work = work
@@ -206,7 +208,7 @@ class Consuming(Program):
         self._acks = acks
         self._subscribing = subscribing
         self.confirmed = 0
-        """Number of acks whose confirmation a handler waited for."""
+        """Number of acks for whose confirmation a handler has waited."""
 
     async def run(self) -> None:
         """Consume until the client is closed."""
@@ -231,7 +233,7 @@ class Consuming(Program):
 
 
 def sleeping(random: Random, from_s: float, to_s: float) -> Handler:
-    """Return a handler that takes some time."""
+    """Return a handler that sleeps for a random time from `from_s` to `to_s` seconds."""
 
     async def work(_: tocsin.Message) -> None:
         await asyncio.sleep(random.uniform(from_s, to_s))
@@ -240,7 +242,8 @@ def sleeping(random: Random, from_s: float, to_s: float) -> Handler:
 
 
 class Following(Program):
-    """A reader from the start, of all keys or of some."""
+    """A reader of the queue from its earliest message, of the given keys, or of all if `keys` is
+    empty."""
 
     def __init__(
         self, name: str, client: tocsin.Client, book: SdkHistory, *, keys: Sequence[str] = ()

@@ -29,10 +29,11 @@ CONSUMERS: Final = 4
 LEASE_S: Final = 600.0
 OUTAGE_S: Final = 4.0
 HEARTBEAT_S: Final = 3.0
-"""The heartbeat. A client that receives nothing for twice this time gives the connection up."""
+"""The broker's heartbeat, in seconds. A client that receives nothing for twice this time closes its
+connection and opens another."""
 TOLD_EVERY_S: Final = 15.0
 KINDS_MIN_SECONDS: Final = 60.0
-"""The time within which every kind of fault must have happened."""
+"""The least duration, in seconds, of a run in which a client must have fallen back to long poll."""
 _WORK_S: Final = (0.0, 0.05)
 _CONCURRENCY: Final = 50
 
@@ -55,7 +56,8 @@ class Plan:
 
 
 async def proxied(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial. Raises ProgramFailed, LoadFailed or ServerFailed if it cannot end normally."""
+    """Run the programs behind the bad network, then drain and judge. Raises ProgramFailed,
+    LoadFailed or ServerFailed if the trial cannot end normally."""
     random = Random(plan.seed)
     command = (*SERVE, "--heartbeat-s", f"{HEARTBEAT_S:g}")
     async with (

@@ -80,7 +80,7 @@ class _Part:
         self.plan = plan
         self.trial = trial
         self.starts: list[tuple[str, int, float]] = []
-        """(body, attempt, time) of each start of the slow key."""
+        """(body, attempt, monotonic time) of each start of a handler for the slow key."""
         self.ended: list[float] = []
         self.done = asyncio.Event()
         self.other_s_max = 0.0
@@ -94,7 +94,7 @@ class _Part:
         return [(f"slow-{number}", _SLOW) for number in range(self._wanted)]
 
     async def work(self, message: tocsin.Message) -> None:
-        """Handle a message."""
+        """Handle a message: one of the slow key as `kind` demands, others at once."""
         if message.key != _SLOW:
             waited_s = time.time() - message.published_unix_ms / 1000
             self.other_s_max = max(self.other_s_max, waited_s)
@@ -113,7 +113,8 @@ class _Part:
             self.done.set()
 
     async def run(self) -> bool:
-        """Run until the slow key and everything else is handled; return whether it drained."""
+        """Run until the slow key is handled, or a time is over, and drain; return whether
+        everything was handled."""
         plan, trial, connect = self.plan, self.trial, self.trial.clients.connect
         trial.book.is_alone = self.kind != "hang"
         total_s = plan.total_s if self.kind == "hang" else 100 * plan.lease_s
@@ -139,7 +140,7 @@ class _Part:
         return await trial.drain()
 
     async def conclude(self, finding: Finding, drained: bool) -> None:
-        """Add the promises of this part."""
+        """Judge this part, and add its promises and figures to `finding`."""
         kind, plan = self.kind, self.plan
         evidence = await asyncio.to_thread(self.trial.evidence, drained=drained)
         part = Finding(kind)
@@ -181,7 +182,8 @@ class _Part:
 
 
 async def slow(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial. Raises ProgramFailed, LoadFailed or ServerFailed if it cannot end normally."""
+    """Run a part for each of `plan.kinds` at the same time. Raises ProgramFailed, LoadFailed or
+    ServerFailed if the trial cannot end normally."""
     finding = Finding("slow")
     finding.conditions = {
         "lease_s": plan.lease_s, "slow_handler_s": plan.slow_s, "lease_total_s": plan.total_s,

@@ -33,7 +33,7 @@ time."""
 CONSUMER: Final = "consumer"
 SWITCH_TIMEOUT_S: Final = 90.0
 BETWEEN_S: Final = 2.0
-"""Time after each switch before the next one."""
+"""Seconds after each switch, and before the first one."""
 _BLOCKS: Final[tuple[tuple[Upgrades, int], ...]] = (
     ("refuse", 403), ("strip", 0), ("swallow", 0), ("refuse", 400),
 )  # fmt: skip
@@ -72,8 +72,9 @@ class _Switching:
         self.switched = 0
 
     async def switch(self, to: Transport) -> None:
-        """Switch all clients, as soon as the consumer has enough unacked deliveries. The way back
-        is the SDK's own: it tries a WebSocket beside its poll from time to time."""
+        """Switch all clients to the transport `to`, as soon as enough handlers are running. The way
+        back is the SDK's own: it tries a WebSocket beside its poll from time to time. Raises
+        ProgramFailed after SWITCH_TIMEOUT_S."""
         trial, proxy = self._trial, self._proxy
         while len(trial.book.running) < UNACKED_MIN + UNACKED_MIN // 4:
             await trial.wait(0.01)
@@ -101,7 +102,8 @@ class _Switching:
 
 
 async def switch(plan: Plan, progress: Progress) -> Finding:
-    """Run the trial. Raises ProgramFailed, LoadFailed or ServerFailed if it cannot end normally."""
+    """Run the switches under load, then drain and judge. Raises ProgramFailed, LoadFailed or
+    ServerFailed if the trial cannot end normally."""
     random = Random(plan.seed)
     async with broker("switch") as server, Proxy(server.port, random=random) as proxy:
         trial = SdkTrial(server.url, server.data_dir.with_name("frames.jsonl"), progress, LEASE_S)

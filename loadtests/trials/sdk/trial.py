@@ -47,8 +47,8 @@ class Evidence:
 
 @dataclass
 class SdkTrial:
-    """A trial. `url`: the broker's own address, past all proxies; `start` counts the broker's
-    starts."""
+    """A trial by programs that use the SDK. `url`: the broker's own address, past all proxies;
+    `start`: how many times the broker has been started."""
 
     url: str
     log: Path
@@ -70,7 +70,8 @@ class SdkTrial:
         return program
 
     async def prepare(self, **settings: object) -> None:
-        """Create the queue and the group, so that P1 counts from the first message on (R11)."""
+        """Create the queue, with `settings`, and the group, so that P1 counts from the first
+        message on (R11)."""
         rest = Rest(self.url)
         try:
             queue = {"lease_s": self.lease_s, "retention_s": 3600, "attempts_max": 0} | settings
@@ -82,7 +83,7 @@ class SdkTrial:
     # --- while it runs
 
     def check(self) -> None:
-        """Raise the failure of any program."""
+        """Raise ProgramFailed if any program has failed."""
         for program in self.programs:
             program.check()
 
@@ -123,8 +124,9 @@ class SdkTrial:
     # --- the end
 
     async def drain(self) -> bool:
-        """Stop the producers, and let the others go on until nothing is left. False if something is
-        left and nothing happens any more; the evidence says what it is."""
+        """Stop the producers, and let the other programs go on until all messages are handled, read
+        and settled; return True then. Return False if something is left and there is no progress
+        for STALL_TIMEOUT_S; the evidence says what is left."""
         producers = [program for program in self.programs if isinstance(program, Producing)]
         readings = [program.reading for program in self.programs if isinstance(program, Following)]
         for producer in producers:
@@ -168,8 +170,8 @@ class SdkTrial:
         self.clients.log.close()
 
     def evidence(self, *, drained: bool, moments: Sequence[int] = ()) -> Evidence:
-        """Read the log and close the history. `moments`: times at which to count unacked
-        deliveries."""
+        """Read the log and close the history. `drained`: whether `drain` returned True. `moments`:
+        monotonic times in nanoseconds at which to count unacked deliveries."""
         self.progress(f"judging {self.log.stat().st_size / 1e6:,.0f} MB of frames")
         verdict, sessions = read_log(
             self.log, drained=drained, lease_s=self.lease_s, linger_s=self.linger_s,
@@ -181,7 +183,7 @@ class SdkTrial:
 
     @property
     def confirmed(self) -> int:
-        """Number of acks whose confirmation a handler waited for."""
+        """Number of acks for whose confirmation a handler has waited, over all consumers."""
         return sum(program.confirmed for program in self.programs if isinstance(program, Consuming))
 
 
@@ -201,8 +203,8 @@ def read_log(
 
 
 def examine(finding: Finding, evidence: Evidence, *, again_allowed: bool) -> None:
-    """Add the promises of every such trial. `again_allowed`: leases may have ended, so messages may
-    have run again, but only after their delivery had ended."""
+    """Add the promises and figures of every such trial to `finding`. `again_allowed`: leases may
+    have ended, so messages may have run again, but only after their delivery had ended."""
     verdict, sessions, book = evidence.verdict, evidence.sessions, evidence.book
     finding.check(
         "P1-P5, P7: nothing lost, invented, out of order, or given after its ack (raw frames)",

@@ -41,10 +41,10 @@ class Follower(Client):
         self.given = 0
         self.gaps = 0
         self.places: dict[int, int] = {}
-        """Partition → the next offset."""
+        """Partition → the next offset that the reader expects."""
 
     async def subscribe(self) -> None:
-        """Read from now on."""
+        """Subscribe to the messages that the queue receives from now on."""
         answer = await self.ask(
             type="subscribe", subscription=1, queue=self._queue, credit=CREDIT, start="latest"
         )
@@ -83,8 +83,8 @@ class Narrow(Follower):
     async def open(
         self, url: str, token: str | None, producer: str | None = None, *, local: str | None = None
     ) -> None:
-        """Connect like over a network, and say hello. `local`: the address of this machine to
-        connect from."""
+        """Connect with small packets and buffers, as over a network, and say hello. `local`: the
+        address of this machine to connect from."""
         place = urlsplit(url)
         pipe = socket.socket()
         pipe.setblocking(False)
@@ -103,7 +103,7 @@ class Narrow(Follower):
             await self._welcome
 
     def grant(self) -> None:
-        """Let the broker give messages. A reader did so when it subscribed."""
+        """Do nothing, because a reader grants its credit when it subscribes."""
 
     def stall(self) -> None:
         """Stop reading."""
@@ -117,13 +117,13 @@ class Narrow(Follower):
             self.wire.transport.write(wire.frame(b"", wire.PONG))
 
     def drop(self) -> None:
-        """Disconnect without a word."""
+        """Close the socket at once; buffered bytes are lost."""
         self._leaving = True
         if hasattr(self, "wire"):
             self.wire.abort()
 
     def awake(self) -> None:
-        """Read on."""
+        """Go on reading after `stall`."""
         assert self.wire.transport is not None
         self.wire.transport.resume_reading()
 

@@ -79,15 +79,17 @@ class _Trial:
         before, between and after the others."""
         self.with_them: list[tuple[float, float]] = []
         self.before = self.highest = 0
-        """Resident bytes before the first socket stalled, and the most afterwards."""
+        """The most resident bytes before the first socket stalled, and in the rounds with stalled
+        sockets."""
         self.dropped = 0
-        """Number of stalled sockets that the broker closed."""
+        """Number of stalled sockets that the broker closed, or of consumers that it removed, if
+        these are more; all rounds together."""
         self.full = self.consumers
-        """Number of partitions whose consumer's socket was full, as the broker stated it; the
-        fewest of all rounds."""
+        """Number of partitions that waited for their consumer's full socket, as the broker stated
+        it; the fewest of all rounds."""
 
     async def prepare(self) -> None:
-        """Create the queues and connect the load's clients."""
+        """Create the queues, and connect the load's clients and the watchers."""
         settings = {"partitions": self.consumers, "lease_s": 5}
         await self.rest.call("PUT", f"/v1/queues/{ASIDE_QUEUE}", settings)
         await self.rest.call("PUT", f"/v1/queues/{ASIDE_QUEUE}/groups/g", {})
@@ -164,7 +166,8 @@ class _Trial:
                 client.alive()
 
     async def _until_shared(self) -> None:
-        """Wait until each consumer owns a partition. None of them has received anything by then."""
+        """Wait until each stalled consumer owns a partition. None of them has received anything by
+        then. Raises LoadFailed."""
         deadline = time.monotonic() + _WAIT_S
         while True:
             partitions = (await self._group())["partitions"]
@@ -176,7 +179,8 @@ class _Trial:
             await asyncio.sleep(0.05)
 
     async def _until_left(self) -> None:
-        """Wait until the consumers have left; their messages wait for the next round."""
+        """Wait until the stalled consumers have left; their messages wait for the next round.
+        Raises LoadFailed."""
         deadline = time.monotonic() + _WAIT_S
         while (await self._group())["consumers"]:
             if time.monotonic() > deadline:
@@ -218,7 +222,8 @@ class _Trial:
         self.full = min(self.full, waits.count("socket"))
 
     async def _awaken(self) -> None:
-        """Let some readers read on. They come to the end, and nothing is left out silently."""
+        """Let AWAKENED of the stalled readers read on, and wait until they have read to the end. A
+        reader fails if something is left out silently."""
         some = [client for client in self.narrow if not isinstance(client, StalledConsumer)]
         some = some[:AWAKENED]
         for client in some:
@@ -226,7 +231,8 @@ class _Trial:
         await self.finish(*some)
 
     async def finish(self, *others: Follower) -> None:
-        """Wait until all published messages are settled, and every reader has come to the end."""
+        """Wait until all published messages are settled, and the watchers and `others` have read to
+        the end of the load's queue. Raises LoadFailed."""
         await self.line.drain()
         readers = [*self.watchers, *others]
         queue = await self._look(f"/v1/queues/{LOAD_QUEUE}")
@@ -237,7 +243,7 @@ class _Trial:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Disconnect."""
+        """Disconnect the load's clients and the watchers."""
         self.rest.close()
         self.line.close()
         for watcher in self.watchers:
@@ -258,8 +264,8 @@ class Plan:
 
 
 async def stalled(plan: Plan, progress: Progress) -> Finding:
-    """Measure for `plan.seconds` with stalled sockets, in rounds of about ROUND_S. Each is between
-    two rounds without, and begins with `plan.settle_s` to fill buffers.
+    """Measure for `plan.seconds` with stalled sockets, in rounds of about ROUND_S. Each begins with
+    `plan.settle_s` to fill buffers; a round without stalled sockets is before it and after it.
 
     Raises LoadFailed or ServerFailed if the trial cannot end normally, RuntimeError if this process
     cannot open enough files.

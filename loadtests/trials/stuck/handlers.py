@@ -68,12 +68,12 @@ class Plan:
     hung: int = 1
     """Number of keys whose handlers hang."""
     behind: int = 5_000
-    """Number of messages of each of them."""
+    """Number of messages of each hung key."""
     others: int = 1_000
-    """Number of messages of other keys, after all of these."""
+    """Number of messages of other keys, published after those of the hung keys."""
     concurrency: int = 20
     partitions: int = 16
-    """Number of partitions; with one, everything is in one log."""
+    """Number of partitions of the queue; with one, everything is in one log."""
     credit: int = 0
     """The credit of the subscription; 0 for the SDK's default."""
     seconds: float = SECONDS
@@ -81,7 +81,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Served:
-    """The result for the other keys."""
+    """The result for the keys that do not hang: how many of their messages were handled, and in how
+    many seconds."""
 
     handled: int
     took_s: float
@@ -101,7 +102,7 @@ async def _fill(url: str, plan: Plan) -> None:
 
 
 class _Counting:
-    """A counter of the handled messages of the other keys; usable from any thread."""
+    """A counter of the handled messages of the keys that do not hang; usable from any thread."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -109,11 +110,12 @@ class _Counting:
         self.began = time.monotonic()
 
     def add(self) -> None:
-        """Count one more."""
+        """Count one more handled message."""
         self._handled.append(1)
 
     async def served(self) -> Served:
-        """Wait until all are handled, or the time is over."""
+        """Wait until all `plan.others` messages are handled, or `plan.seconds` are over; return the
+        result."""
         until = self.began + self._plan.seconds
         while len(self._handled) < self._plan.others:
             if time.monotonic() > until:
@@ -250,8 +252,8 @@ PLANS: Final = (Plan(), Plan(hung=20, concurrency=40, partitions=1))
 async def hung_handlers(
     progress: Progress, *, ways: Sequence[str] = tuple(WAYS), plans: Sequence[Plan] = PLANS
 ) -> Finding:
-    """Run each of these ways and plans on a broker of its own. Raises LoadFailed or
-    ServerFailed."""
+    """Run each of these plans in each of these ways, on a broker of its own each time. Raises
+    LoadFailed or ServerFailed."""
     finding = Finding("stuck --handlers")
     for plan in plans:
         for way in ways:

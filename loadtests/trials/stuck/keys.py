@@ -1,5 +1,5 @@
-"""The clients of the trial `stuck`: how a consumer treats stuck keys, and what must not happen to
-it. The first letter of a key determines the treatment of its messages."""
+"""The clients of the trial `stuck`: how a consumer treats stuck keys, and what the broker must not
+give to it. The first letter of a key determines the treatment of its messages."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,13 +25,13 @@ EXAMPLES_MAX: Final = 10
 
 
 class Deck(Shape):
-    """Messages whose keys are drawn like cards: each comes once before any comes again."""
+    """Messages whose keys are drawn like cards: each key comes once before any comes again."""
 
     def __init__(self, keys: int) -> None:
         """`keys`: a multiple of OF_A_KIND."""
         super().__init__(keys=keys)
         self.stuck_share = len(_LETTERS) * OF_A_KIND / keys
-        """The share of stuck keys, and in whole decks of their messages."""
+        """The share of stuck keys among all, and in whole decks of their messages among all."""
         self._cards: list[int] = []
         self.key_at = _LETTER_AT
         self.key_bytes = 1 + self._key_digits
@@ -60,7 +60,7 @@ class Deck(Shape):
         return messages * OF_A_KIND // self.keys
 
     def names(self, letter: int) -> list[str]:
-        """Return the keys of a kind."""
+        """Return the keys of the kind with this first letter."""
         keys = (self._opening(key) for key in range(self.keys))
         return [x[self.key_at : self.key_at + self.key_bytes].decode() for x in keys
                 if x[self.key_at] == letter]  # fmt: skip
@@ -77,7 +77,7 @@ class Book:
         self.healthy = 0
         """Number of messages of healthy keys, each counted once."""
         self.again = 0
-        """Number of repeated deliveries of healthy keys."""
+        """Number of repeated deliveries of healthy keys; with `stuck` False, of all keys."""
         self.redelivered: Counter[int] = Counter()
         """Number of repeated deliveries of stuck keys, by kind."""
         self.let_go = 0
@@ -93,12 +93,14 @@ class Book:
         """Stuck key → the newest offset handled while letting go."""
 
     def violated(self, why: str) -> None:
-        """Note a violation."""
+        """Note a violation, unless EXAMPLES_MAX are noted already."""
         if len(self.violations) < EXAMPLES_MAX:
             self.violations.append(why)
 
     def give(self, partition: int, first: int, last: int, skips: Sequence[int]) -> bool:
-        """Note the messages of a push. True if they are beyond all that was given before."""
+        """Note the messages of a push and return True if they are beyond all that was given of the
+        partition before. Otherwise note nothing and return False; `give_one` then notes each
+        message."""
         given = self.given.setdefault(partition, bytearray())
         if first < len(given):
             return False
@@ -109,7 +111,8 @@ class Book:
         return True
 
     def give_one(self, partition: int, offset: int) -> bool:
-        """Note one message below the end. True if it was never given before."""
+        """Note one message of a push for which `give` returned False. True if the message was never
+        given before."""
         given = self.given[partition]
         fresh = not given[offset]
         given[offset] = 1
@@ -117,8 +120,8 @@ class Book:
 
 
 class Handler(Client):
-    """A consumer that treats each kind of key as the trial says. It acks the rest at once, with
-    confirmation. `go` and `pause` turn its credit on and off."""
+    """A consumer that treats each kind of key as the trial says. It acks healthy messages at once,
+    with confirmation. `go` and `pause` turn its granting of credit on and off."""
 
     def __init__(self, name: str, deck: Deck, book: Book) -> None:
         super().__init__(name)
@@ -150,7 +153,7 @@ class Handler(Client):
         return len(self._acking)
 
     def go(self) -> None:
-        """Grant the free credit, from now on."""
+        """Grant the free credit now and whenever more is free, until `pause`."""
         self._going = True
         self._turn()
 
@@ -247,7 +250,7 @@ class Handler(Client):
     # --- sent frames
 
     def let_go(self) -> None:
-        """Handle the messages that hang."""
+        """Handle and ack the messages that this consumer holds."""
         for place, key in sorted(self.held.items(), key=lambda item: item[0][3]):
             self._handle(key, place[3])
             self._freed += 1
@@ -317,7 +320,7 @@ _REVOKED: Final = msgspec.json.Decoder(_Revoked)
 
 @dataclass
 class Turns:
-    """The results of one group's turns."""
+    """The results of one group's turns, added up. `messages` are the healthy ones."""
 
     messages: int = 0
     seconds: float = 0.0
@@ -336,7 +339,7 @@ class Turns:
 
 @dataclass
 class Crew:
-    """The consumers of one group."""
+    """The consumers of one group, and what they have done."""
 
     group: str
     book: Book
@@ -352,7 +355,7 @@ class Crew:
 
     @property
     def finished(self) -> bool:
-        """Whether it has received and settled all of them."""
+        """Whether the group has received all `total` messages, and every ack is confirmed."""
         return self.book.healthy >= self.total and not any(h.unanswered for h in self.handlers)
 
     def clients(self) -> list[Client]:

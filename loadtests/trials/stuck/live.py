@@ -1,10 +1,11 @@
-"""The whole path with and without stuck keys: producers publish, and one of two groups takes it.
+"""The whole path with and without stuck keys: producers publish, and one of two groups takes the
+messages.
 
 A turn is a fixed number of messages, whole decks of keys, so that both groups do the same work. The
 other group drains the messages that wait for it before its own turn begins. Before each
 measurement, messages use up the credit that the other group still has, so that a turn contains only
 its own group's work. Turns are short and many, because the machine's speed varies; each turn is
-compared with its neighbour.
+compared with its neighbor.
 """
 
 import statistics
@@ -29,7 +30,8 @@ _WAIT_S: Final = 120.0
 
 
 class Live:
-    """A publisher for one of two crews, which measures it. `turns` are by group."""
+    """Producers whose messages two crews take in turns, and the measurements of these turns.
+    `turns` are by group."""
 
     def __init__(
         self,
@@ -41,8 +43,8 @@ class Live:
         server: Process,
         progress: Progress,
     ) -> None:
-        """`measured`: number of measured messages of a turn, whole decks; `messages` is the number
-        of all published ones."""
+        """`measured`: number of measured messages of a turn, whole decks. `messages`: number of all
+        messages published in a turn."""
         random = Random(2)
         # All producers together send each key once.
         blocks = deck.keys // (_PRODUCERS * _FRAME_MESSAGES)
@@ -62,7 +64,7 @@ class Live:
         self._settled_before = 0
         self.turns: dict[str, Turns] = {}
         self.rates: dict[str, list[float]] = {}
-        """Healthy messages a second, turn by turn."""
+        """For each group, the healthy messages a second of each turn."""
 
     async def open(self) -> None:
         """Connect the producers."""
@@ -86,8 +88,8 @@ class Live:
             producer.flush()
 
     async def turn(self, crew: Crew, other: Crew) -> None:
-        """Let the crew drain its waiting messages. Then publish, and measure until it has settled
-        the healthy ones. Raises LoadFailed."""
+        """Let the crew drain its waiting messages. Then publish, and measure until the crew has
+        settled the healthy ones. `other`: the crew whose turn it is not. Raises LoadFailed."""
         await self._drain(crew)
         for handler in crew.handlers:
             handler.on_settled = self._fill
@@ -122,12 +124,12 @@ class Live:
     @property
     def ratio(self) -> float:
         """Return the ratio of rates with and without stuck keys: the median over pairs of
-        neighbouring turns."""
+        neighboring turns."""
         pairs = zip(self.rates["stuck"], self.rates["free"], strict=True)
         return statistics.median(stuck / free for stuck, free in pairs)
 
     async def drain(self, crew: Crew) -> None:
-        """Let the crew drain the messages that the other one's turns left for it. Raises
+        """Let the crew drain the messages that the other crew's turns left for it. Raises
         LoadFailed."""
         await self._drain(crew)
         for handler in crew.handlers:

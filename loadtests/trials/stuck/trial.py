@@ -1,7 +1,7 @@
 """Stuck keys with a backlog: the healthy ones must not pay for it (P8), nor memory.
 
-One queue has two groups over the same log. In `free` all keys are healthy. In `stuck` one key of a
-hundred is always nacked, one of a hundred is parked, and a hundred handlers hang and never extend.
+One queue has two groups over the same log. In `free` all keys are healthy. In `stuck` a hundred
+keys are always nacked, a hundred are parked, and the handlers of a hundred hang and never extend.
 The groups take turns, so that other work on the machine affects both alike. Only the healthy keys
 are counted.
 
@@ -47,8 +47,8 @@ LEASE_S: Final = 10.0
 RATIO_MIN: Final = 0.95
 """The least ratio of rates, for each per cent of the keys that is stuck (P8)."""
 GROWTH_MAX: Final = 64 * MIB
-"""The most growth of memory beyond the tail cache. That stays empty, because nothing is published
-while the groups read."""
+"""The most growth of memory, in bytes, beyond the tail cache. The tail cache stays empty, because
+nothing is published while the groups read."""
 _QUEUE: Final = "stuck"
 _SETTINGS: Final = {
     "partitions": PARTITIONS, "attempts_max": 0, "backoff_s": 0.5, "backoff_max_s": 5,
@@ -56,7 +56,7 @@ _SETTINGS: Final = {
 }  # fmt: skip
 _PRODUCERS: Final = 4
 _FRAME_MESSAGES: Final = 625
-"""A producer's ready-made frames have each key once."""
+"""Number of messages of a frame. A producer's ready-made frames together have each key once."""
 _UNANSWERED_MAX: Final = 14 * _FRAME_MESSAGES
 _WAIT_S: Final = 120.0
 
@@ -79,7 +79,8 @@ class _Trial:
         self.free = Crew("free", Book(stuck=False), healthy)
         self.stuck = Crew("stuck", Book(stuck=True), healthy)
         self.tenth_at = self.all_at = 0.0
-        """The monotonic times at which the stuck group had a tenth of its messages, and all."""
+        """The monotonic times at which the stuck group had received a tenth of its healthy
+        messages, and at which it had settled all; 0 before."""
 
     async def prepare(self, lease_s: float) -> None:
         """Create queue, groups and consumers; let the stuck keys get stuck; then publish the
@@ -108,7 +109,7 @@ class _Trial:
     async def _park(self) -> None:
         """Park the keys to be parked. A group has one setting of attempts, which reaches consumers
         when they join. So the group parks at the first nack while these keys have their first
-        message."""
+        message, and not afterwards."""
         settings: dict[str, Any] = {"attempts_max": 1, "on_exhausted": "park"}
         await self.rest.call("PUT", self._place("stuck"), settings)
         names = self.deck.names(PARKED)
@@ -141,8 +142,9 @@ class _Trial:
             await asyncio.sleep(0.05)
 
     async def _shared(self, crew: Crew) -> None:
-        """Wait until each consumer owns partitions. If a partition with hung messages moved later,
-        the next owner would give them and those after them, which is no fault."""
+        """Wait until each consumer of the crew owns partitions. If a partition with hung messages
+        moved later, the next owner would give those messages and later ones of their keys, which is
+        no fault. Raises LoadFailed."""
         deadline = time.monotonic() + _WAIT_S
         while True:
             partitions = (await self.describe(crew.group))["partitions"]
@@ -195,7 +197,8 @@ class _Trial:
         self._progress(f"stuck: {messages:,} messages wait, after {took_s:.1f} s")
 
     async def run(self) -> None:
-        """Run turns until both groups have settled their healthy messages."""
+        """Run turns of both groups until both have settled their healthy messages. Raises
+        LoadFailed."""
         crews = [self.free, self.stuck]
         while not all(crew.finished for crew in crews):
             for crew in crews:
@@ -237,7 +240,8 @@ class _Trial:
             await asyncio.sleep(0.1)
 
     async def come_back(self, timeout_s: float) -> None:
-        """Wait until the head of every stuck key that is not parked was given again."""
+        """Grant the stuck group credit, and wait until the first message of every nacked or hung
+        key was given again. Raises LoadFailed after `timeout_s`."""
         for handler in self.stuck.handlers:
             handler.go()
         await until(
@@ -246,7 +250,8 @@ class _Trial:
         )  # fmt: skip
 
     async def live(self, rounds: int, measured: int) -> Live:
-        """Let both groups take published messages in turns: free, stuck, stuck, free, …"""
+        """Let each group take published messages in `rounds` turns, in the order free, stuck,
+        stuck, free and so on. Return the measurements. Raises LoadFailed."""
         live = Live(
             self._url, _QUEUE, self.deck,
             measured=measured, server=self._server, progress=self._progress,
@@ -267,7 +272,8 @@ class _Trial:
         return live
 
     async def let_go(self, timeout_s: float) -> float:
-        """Handle the stuck messages; return the seconds until only the parked keys are left."""
+        """Handle the messages of nacked and hung keys; return the seconds until only the parked
+        keys are left. Raises LoadFailed after `timeout_s`."""
         began, crew = time.monotonic(), self.stuck
         crew.book.letting_go = True
         wanted = 2 * self.deck.of_a_kind(self.messages)
@@ -350,7 +356,7 @@ def _judge(
     finding: Finding, trial: _Trial, redelivered: Counter[int], groups: Sequence[Any]
 ) -> None:
     """Judge the run. `redelivered` is by kind, before the stuck messages were let go. `groups` are
-    the broker's descriptions: stuck, free, and stuck after that."""
+    the broker's descriptions of `stuck` and `free` before that, and of `stuck` afterwards."""
     book = trial.stuck.book
     growth = _growth(trial)
     finding.figures |= {
@@ -375,7 +381,7 @@ def _judge(
 
 def _judge_rates(finding: Finding, trial: _Trial, live: Live) -> None:
     """Judge the rates. P8 is about the whole path: published, durable, pushed, acked. The rate at
-    which a backlog drains skips the first half of it, so it is only reported."""
+    which a backlog drains leaves out publishing, so it is only reported."""
     free, stuck = live.turns["free"], live.turns["stuck"]
     finding.figures |= {
         "healthy_per_s_without": round(free.rate),
@@ -422,6 +428,7 @@ def _judge_delivery(finding: Finding, trial: _Trial, groups: Sequence[Any]) -> N
 
 
 def _growth(trial: _Trial) -> int:
-    """Return the largest growth of memory since a tenth of the backlog was read."""
+    """Return the largest growth of memory since the stuck group had received a tenth of the
+    backlog, in bytes."""
     start = trial.memory.highest(trial.tenth_at - 1.0, trial.tenth_at + 0.2)
     return max(0, trial.memory.highest(trial.tenth_at, trial.all_at + 1.0) - start)

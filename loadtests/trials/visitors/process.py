@@ -25,7 +25,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 class _Visitor:
-    """A visitor, over a socket of its own."""
+    """A consumer that comes and goes: a WebSocket over a socket of its own, which `reset` ends."""
 
     def __init__(self, url: str) -> None:
         place = urlsplit(url)

@@ -29,7 +29,7 @@ RATE: Final = 100
 PARTITIONS: Final = 16
 GAP_MAX_S: Final = 1.0
 SETTLED_S: Final = 2.0
-"""Time after which the group counts no consumer that has gone."""
+"""Seconds after the last visitor has gone, after which the group must not count any visitor."""
 LINEAR: Final = 2.0
 """The largest ratio of the broker's CPU time per visitor, for many visitors to few."""
 _TICK_S: Final = 0.002
@@ -40,7 +40,7 @@ _GROUP: Final = f"/v1/queues/{QUEUE}/groups/{GROUP}"
 
 
 class _Steady(Consumer):
-    """The consumer that stays, and the gaps between its pushes."""
+    """The consumer that stays, and the longest gap between its pushes."""
 
     def __init__(self, waits: Histogram) -> None:
         super().__init__("steady", Shape(), waits, Random(1))
@@ -48,11 +48,11 @@ class _Steady(Consumer):
         self._worst_ns = 0
 
     def begin(self) -> None:
-        """Count gaps from now on."""
+        """Count gaps from now on, and forget earlier ones."""
         self._last_ns, self._worst_ns = time.monotonic_ns(), 0
 
     def worst_gap_s(self) -> float:
-        """Return the longest gap so far, in seconds; the current one counts."""
+        """Return the longest gap since `begin`, in seconds; the current one counts."""
         self._worst_ns = max(self._worst_ns, time.monotonic_ns() - self._last_ns)
         return round(self._worst_ns / 1e9, 3)
 
@@ -77,7 +77,8 @@ class _Run:
         self._offering: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Begin the load."""
+        """Create the queue and its group, connect the producer and the steady consumer, and begin
+        to publish."""
         await self._rest.call("PUT", f"/v1/queues/{QUEUE}", {"partitions": PARTITIONS})
         await self._rest.call("PUT", _GROUP, {})
         await self._producer.open(self._url, None, self._producer.name)
@@ -97,7 +98,8 @@ class _Run:
             await asyncio.sleep(_TICK_S)
 
     async def visit(self, count: int, shape: str) -> dict[str, Any]:
-        """Let `count` visitors come and go; return the effects."""
+        """Let `count` visitors come and go in this shape, and wait until the load's messages are
+        settled. Return what was measured meanwhile. Raises LoadFailed."""
         self._waits.clear()
         self._steady.begin()
         began, cpu_s = time.monotonic(), self._process.cpu_s()
@@ -133,7 +135,8 @@ class _Run:
                 await process.wait()
 
     async def _drain(self) -> None:
-        """Wait until the steady consumer has settled all messages published so far."""
+        """Wait until the steady consumer has settled all messages published so far. Raises
+        LoadFailed."""
         published, deadline = self._published, time.monotonic() + _DRAIN_S
         while self._steady.settled < published:
             failed([self._steady, self._producer])
