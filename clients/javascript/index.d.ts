@@ -533,7 +533,8 @@ export class PeekedMessage extends Content {
  */
 export class DeadLetter extends Content {
   private constructor();
-  readonly origin: { queue: string; group: string; partition: number; offset: number };
+  /** The place of the message. `group` is null if the caller's rights show no groups. */
+  readonly origin: { queue: string; group: string | null; partition: number; offset: number };
   /** The reason: exhausted, rejected, expired, overflow or skipped. */
   readonly reason: string;
   readonly attempts: number;

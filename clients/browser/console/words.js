@@ -80,6 +80,15 @@ export function deathOf(reason) {
   return known ? `${reason}: ${known}` : String(reason ?? "");
 }
 
+/**
+ * Where a dead letter was a message: its queue, its group if one's rights show it, its place.
+ * @param {any} origin
+ */
+export function originOf(origin) {
+  const group = origin.group ? `, group ${origin.group}` : "";
+  return `${origin.queue}${group}, partition ${origin.partition}, offset ${origin.offset}`;
+}
+
 /** How a session or an owner is connected. @param {unknown} transport @returns {Word} */
 export function transportOf(transport) {
   if (transport === "websocket") return { word: "WebSocket", kind: "", means: "" };

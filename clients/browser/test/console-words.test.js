@@ -7,7 +7,7 @@ import {
 } from "../console/explaining.js";
 import { countersOf } from "../console/totals.js";
 import {
-  clusterStateOf, deathOf, stateOfQueue, transportOf, waitsFor,
+  clusterStateOf, deathOf, originOf, stateOfQueue, transportOf, waitsFor,
 } from "../console/words.js";
 
 const GROUP = {
@@ -106,4 +106,11 @@ test("a cluster that does not answer here is not called well", () => {
   assert.equal(word({ state: "away", ...seen }), "away");
   assert.equal(word({ state: "well", answers: false, since_unix_ms: 1 }), "not answering");
   assert.equal(word({ state: "well", answers: true, since_unix_ms: null }), "not looked at");
+});
+
+test("a dead letter whose group one's rights do not show names none", () => {
+  const origin = { queue: "orders", group: "billing", partition: 4, offset: 121 };
+  assert.equal(originOf(origin), "orders, group billing, partition 4, offset 121");
+  const { group, ...hidden } = origin;
+  assert.equal(originOf(hidden), "orders, partition 4, offset 121");
 });

@@ -5,7 +5,7 @@ import { formatBytes, formatCount, visibleText } from "../../shared/format.js";
 import { shorten, showBody } from "../bodies.js";
 import { badge, button, foreign, make, setBadge, setTime, timeElement } from "../elements.js";
 import { exactTime } from "../format.js";
-import { deathOf, waitsFor } from "../words.js";
+import { deathOf, originOf, waitsFor } from "../words.js";
 import { setKey } from "./common.js";
 
 const FACT_SHOWN_MAX = 12_000;
@@ -97,11 +97,7 @@ function factsOf(message, part) {
   add("attempts", "Failed attempts", message.attempts ? formatCount(message.attempts) : null);
   add("death", "Reason", message.reason ? deathOf(message.reason) : null);
   add("nack", "Last nack said", message.nack);
-  const { origin } = message;
-  if (origin) {
-    const place = `partition ${origin.partition}, offset ${origin.offset}`;
-    add("origin", "Came from", `${origin.queue}, group ${origin.group}, ${place}`);
-  }
+  add("origin", "Came from", message.origin ? originOf(message.origin) : null);
   add("state-means", "State", message.state ? waitsFor(message.state).means : null);
   add("content-type", "Content type", message.content_type);
   for (const [name, value] of Object.entries(message.headers ?? {})) {

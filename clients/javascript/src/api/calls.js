@@ -52,8 +52,8 @@ export class PeekedMessage extends HttpMessage {
 export class DeadLetter extends HttpMessage {
   constructor(fields) {
     super(fields);
-    /** The place of the message that failed: queue, group, partition, offset. */
-    this.origin = fields.origin;
+    /** The place of the message that failed. `group` is null if it may not be shown. */
+    this.origin = { ...fields.origin, group: fields.origin.group ?? null };
     /** The reason: exhausted, rejected, expired, overflow or skipped. */
     this.reason = fields.reason ?? "";
     this.attempts = fields.attempts ?? 0;

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { HttpCalls } from "../../src/api/calls.js";
+import { DeadLetter, HttpCalls } from "../../src/api/calls.js";
 import { connect } from "../../src/index.js";
 
 const URL = "http://broker.test";
@@ -59,4 +59,11 @@ test("who is not let in learns it, and a token function that fails, too", async 
     assert.match(error.message, /the login is over/);
     return true;
   });
+});
+
+test("a letter whose group one's rights do not show has none", () => {
+  const place = { queue: "orders", partition: 4, offset: 121 };
+  assert.equal(new DeadLetter({ id: "7d9f", origin: place }).origin.group, null);
+  const shown = { ...place, group: "billing" };
+  assert.deepEqual(new DeadLetter({ id: "7d9f", origin: shown }).origin, shown);
 });

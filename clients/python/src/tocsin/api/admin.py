@@ -45,9 +45,10 @@ class Origin(msgspec.Struct, frozen=True):
     """The queue, group, partition and offset at which a dead letter was a message."""
 
     queue: str
-    group: str
     partition: int
     offset: int
+    group: str | None = None
+    """None if the caller's rights show no groups."""
 
 
 class _Letter(_StoredMessage, kw_only=True):

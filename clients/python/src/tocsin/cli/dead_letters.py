@@ -81,7 +81,7 @@ def list_letters(target: Target, /, queue: str, limit: int, as_json: bool, **whi
 
 def _row(letter: DeadLetter) -> list[object]:
     died = local_time(letter.published_unix_ms)
-    origin = [died, letter.reason, letter.attempts, letter.origin.group]
+    origin = [died, letter.reason, letter.attempts, letter.origin.group or ""]
     return [*origin, shown_key(letter), letter.id, letter.nack or "", shown_body(letter)]
 
 
