@@ -535,7 +535,7 @@ export class DeadLetter extends Content {
   private constructor();
   /** The place of the message. `group` is null if the caller's rights show no groups. */
   readonly origin: { queue: string; group: string | null; partition: number; offset: number };
-  /** The reason: exhausted, rejected, expired, overflow or skipped. */
+  /** The reason: exhausted, rejected, expired, overflow, skipped or queue_deleted. */
   readonly reason: string;
   readonly attempts: number;
   /** The reason that its last nack gave; null if there was none. */

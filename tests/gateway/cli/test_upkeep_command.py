@@ -11,12 +11,14 @@ from click.testing import CliRunner, Result
 from tocsin.cli.main import cli
 
 from gateway.auth.auth import Authenticator
+from gateway.publish.tombstones import REASON
 from gateway.rest.app import Application
 from metadata.catalog import ANYBODY, Queue
 from push import limits
 from runtime.listener import Listener, bind
 from tests.gateway.operator.test_upkeep import die
 from tests.histories.house import House, message
+from tests.histories.test_deleted_queues import arrives, deleted
 
 Run = Callable[..., Awaitable[Result]]
 
@@ -240,6 +242,17 @@ async def test_the_sdk_lists_dead_letters_and_sends_them_back(
     assert (told, await http.redrive_dead_letters("orders", limit=1)) == ([1, 2], 1)
     assert await http.redrive_dead_letters("orders") == 1
     assert [letter async for letter in http.dead_letters("orders")] == []
+
+
+async def test_letters_of_a_queue_that_was_deleted_are_selected(house: House, run: Run) -> None:
+    """[`--reason queue_deleted` was no reason.]"""
+    await deleted(house)
+    await arrives(house, [message("late", "k")])
+    await house.queue()
+    listed = await run("dead-letters", "list", "orders", "--reason", REASON)
+    assert (listed.exit_code, REASON in listed.output) == (0, True), listed.output
+    sent = await run("dead-letters", "redrive", "orders", "--reason", REASON)
+    assert (sent.exit_code, sent.stdout) == (0, "Sent back 1 message.\n"), sent.output
 
 
 async def test_the_sdk_decides_about_parked_keys(house: House, http: tocsin.Http) -> None:

@@ -54,7 +54,7 @@ export class DeadLetter extends HttpMessage {
     super(fields);
     /** The place of the message that failed. `group` is null if it may not be shown. */
     this.origin = { ...fields.origin, group: fields.origin.group ?? null };
-    /** The reason: exhausted, rejected, expired, overflow or skipped. */
+    /** The reason: exhausted, rejected, expired, overflow, skipped or queue_deleted. */
     this.reason = fields.reason ?? "";
     this.attempts = fields.attempts ?? 0;
     /** The reason of its last nack, or null. */

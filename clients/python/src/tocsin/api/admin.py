@@ -232,7 +232,7 @@ class AdminCalls(ABC):
         Args:
             key: send only letters of this key.
             reason: send only letters with this reason: exhausted, rejected, expired, overflow,
-                skipped.
+                skipped, queue_deleted.
             limit: send at most this many; None sends all.
             progress: called after each page with the number of letters sent up to then.
         """

@@ -24,7 +24,7 @@ from tocsin.cli.times import local_time
 from tocsin.cli.upkeep import shown_body, shown_key
 from tocsin.errors import TocsinError
 
-REASONS = click.Choice(["exhausted", "rejected", "expired", "overflow", "skipped"])
+REASONS = click.Choice(["exhausted", "rejected", "expired", "overflow", "skipped", "queue_deleted"])
 
 
 @click.group("dead-letters")
