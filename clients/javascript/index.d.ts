@@ -225,7 +225,10 @@ export interface QueueSettings {
    * the dead letters.
    */
   overflow?: "reject" | "dead_letter";
-  /** The time for which messages are kept after every group has settled them. Default: 0. */
+  /**
+   * The time after its publication for which a message is kept though every group has settled it.
+   * Default: 0.
+   */
   retentionS?: number;
   /** The time after which a message is no longer delivered. Null (default): no limit. */
   messageTtlS?: number | null;

@@ -76,7 +76,9 @@ NOT_SHOWN: Final = "-"
 """The text in place of a figure that the caller's rights do not show."""
 QUEUE_SETTINGS: Final = (
     Setting("partitions", int, "The number of ordered logs; fixed at creation. [16]"),
-    Setting("retention_s", duration, "Keep messages this long after all groups settle them. [0]"),
+    Setting(
+        "retention_s", duration, "Keep messages this long after publication, even if settled. [0]"
+    ),
     Setting("message_ttl_s", duration, "Deliver a message only up to this age. [no limit]", True),
     Setting("lease_s", duration, "How long a consumer holds a delivery. [30s]"),
     Setting("lease_total_s", duration, "The same, with all extends. [1h]"),
