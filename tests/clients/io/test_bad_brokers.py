@@ -17,6 +17,7 @@ from gateway.server import Server
 from gateway.wire import frames
 from tests.clients.fake_broker import FakeBroker
 from tests.clients.io.test_session import Losses, publish, server
+from tests.conformance.virtual import run
 
 __all__ = ["server"]
 
@@ -178,6 +179,41 @@ async def test_what_answers_polls_at_once_is_not_asked_all_the_time(
     async with tocsin.connect(server.url, transport="long-poll"), asyncio.timeout(5):
         await third.wait()
     assert polls[2] - polls[0] >= 2 * longpoll.PAUSE_S - 0.01
+
+
+@pytest.mark.parametrize(("answers", "ends"), [(True, False), (False, True)])
+def test_an_answer_ends_the_time_of_failed_requests(
+    answers: bool, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[A broker that was busy for longer than the patience was given up at the next lost request,
+    because the first one before it still counted.] Without an answer between them they do."""
+
+    async def history() -> None:
+        lost = tocsin.CannotConnect("lost")
+        busy = tocsin.Busy("busy", retry=True, retry_after_s=2 * longpoll.PATIENCE_S)
+        loop, asked_at = asyncio.get_running_loop(), list[float]()
+
+        async def request(self: LongPoll, method: str, path: str, content: bytes | None) -> bytes:
+            asked_at.append(loop.time())
+            if len(asked_at) == 2 and answers:
+                raise busy
+            if answers and len(asked_at) > 3:
+                return b"{}"
+            raise lost
+
+        monkeypatch.setattr(LongPoll, "_request", request)
+        carrier = LongPoll("http://127.0.0.1:1", None)
+        if ends:
+            with pytest.raises(tocsin.CannotConnect):
+                await carrier._request_repeatedly("POST", "/frames", b"[]")
+            patience_s = longpoll.REQUEST_TIMEOUT_S + longpoll.PATIENCE_S
+            assert asked_at[-1] - asked_at[0] == pytest.approx(patience_s, abs=longpoll.PAUSE_S)
+        else:
+            assert await carrier._request_repeatedly("POST", "/frames", b"[]") == b"{}"
+        carrier.abort()
+        await carrier.wait_closed()
+
+    run(history())
 
 
 async def test_an_answer_that_trickles_for_ever_is_given_up(

@@ -288,6 +288,7 @@ export class LongPollCarrier {
         if (error instanceof BrokerError) {
           if (!error.retry) throw error;
           pauseMs = error.retryAfterS ? 1000 * error.retryAfterS : PAUSE_MS;
+          giveUpAt = null; // the broker can be reached
         } else {
           const now = this.#environment.now();
           giveUpAt ??= beganAt + timeoutMsOf(method) + PATIENCE_MS;

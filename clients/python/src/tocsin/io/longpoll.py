@@ -255,6 +255,7 @@ class LongPoll:
                 if not error.retry:
                     raise
                 pause_s = error.retry_after_s or PAUSE_S
+                give_up_at = None  # the broker can be reached
             except NotABroker:
                 raise
             except CannotConnect:
