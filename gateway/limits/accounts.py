@@ -168,7 +168,12 @@ def published_bytes(messages: Sequence[Message]) -> int:
         text = message.body_base64
         size += len(message.body) if text is None else len(text)
         if message.key is not None:
-            size += len(message.key)
+            size += _size(message.key)
         if message.headers is not None:
-            size += sum(map(len, message.headers)) + sum(map(len, message.headers.values()))
+            size += sum(map(_size, message.headers)) + sum(map(_size, message.headers.values()))
     return size
+
+
+def _size(text: str) -> int:
+    """Return the number of bytes of a text in UTF-8. Lone surrogates are refused only later."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

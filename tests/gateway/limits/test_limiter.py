@@ -145,6 +145,16 @@ def test_each_principal_has_its_own_and_its_sessions_share_it() -> None:
     assert limiter.refused == {"principal.messages": 1}
 
 
+@pytest.mark.parametrize("text", ["ascii", "ä", "日本語", "🙂", "\ud800"])
+def test_a_text_counts_with_its_bytes_and_not_with_its_characters(text: str) -> None:
+    """[Keys of a language that needs three bytes a character went in at a third of their size.] A
+    text that no message may have is charged, too, because it is charged before it is refused."""
+    size = len(text.encode(errors="surrogatepass"))
+    body = msgspec.Raw(b"1")
+    assert published_bytes([Message(key=text, body=body)]) == 1 + size
+    assert published_bytes([Message(body=body, headers={text: "", "a": text})]) == 2 + 2 * size
+
+
 def test_bytes_of_bodies_keys_and_headers_count() -> None:
     assert published_bytes(messages(3, b"[1,2]")) == 15
     one = Message(key="key", body=msgspec.Raw(b"1"), headers={"ab": "cde"})
