@@ -129,7 +129,7 @@ def start_line(url: str, config: Config, *, as_json: bool) -> str:
             "url": url,
             "data_dir": str(config.data_dir),
             "storage": config.storage_shown,
-            "durability": "fsync",
+            "durability": "fsync" if config.storage == SQLITE else "all",
             "token": config.needs_credentials,
             "pid": os.getpid(),
         }

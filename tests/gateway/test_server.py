@@ -441,6 +441,14 @@ def test_the_start_line_says_who_may_come_and_what_a_receipt_means(tmp_path: Pat
     told = json.loads(start_line("u", Config(data_dir=tmp_path, token="t" * 20), as_json=True))
     assert told["token"] is True
     assert "t" * 20 not in str(told)
+    assert told["durability"] == "fsync"
+
+
+def test_the_start_line_of_a_broker_over_redis_speaks_of_every_copy(tmp_path: Path) -> None:
+    """[The JSON said `fsync` where the sentence said that every copy is on disk.]"""
+    config = Config(data_dir=tmp_path, storage="redis://store:6379")
+    assert "when every copy is on disk" in start_line("u", config, as_json=False)
+    assert json.loads(start_line("u", config, as_json=True))["durability"] == "all"
 
 
 def test_the_files_limit_is_raised_to_what_is_allowed() -> None:
