@@ -24,6 +24,8 @@ from spark.schema import CERTIFIED, DISPATCHED, INTERNAL, UNKNOWN, UNLOGGED, str
 Day = tuple[datetime.date, str | None]
 """A date and a tenant."""
 WAYS: Final = ("in", "out")
+VERSION: Final = 1
+"""The latest version of a line of usage that is understood."""
 
 LINE: Final = struct(
     schema=LongType(), minute_unix_ms=LongType(), span_s=DoubleType(), tenant=StringType(),
@@ -64,12 +66,13 @@ REASONS: Final = {
 
 
 def read(spark: SparkSession, folder: Path) -> DataFrame:
-    """Return the lines of a usage log without those that were torn."""
+    """Return the lines of a usage log without those that were torn, or are of a later version."""
     if not any(folder.glob("*.jsonl")):
         return table_of(spark, [], LINE)
     text = spark.read.option("lineSep", "\n").text(str(folder / "*.jsonl"))
     lines = text.select(F.from_json("value", LINE).alias("line")).select("line.*")
-    return lines.where(F.col("minute_unix_ms").isNotNull())
+    is_known = F.coalesce("schema", F.lit(VERSION)) <= VERSION
+    return lines.where(F.col("minute_unix_ms").isNotNull() & is_known)
 
 
 def of_usage(lines: DataFrame) -> DataFrame:

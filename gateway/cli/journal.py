@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 import msgspec
@@ -14,12 +14,22 @@ from tocsin.cli.times import local_time, parse_time, unix_ms
 
 from gateway.accounting import audit as audit_trail
 from gateway.accounting.journal import files_of, lines_of
-from gateway.accounting.usage import UsageLine
+from gateway.accounting.usage import SCHEMA, UsageLine
 from gateway.accounting.writer import FOLDER, NAME
 from gateway.cli.options import data_dir_option, folder_of, json_option, to_json
 
 BAR_WIDTH: Final = 20
+DecodedT = TypeVar("DecodedT")
+
+
+class _Version(msgspec.Struct):
+    """The version of a line, whatever else is in it."""
+
+    schema: int
+
+
 _LINE: Final = msgspec.json.Decoder(UsageLine)
+_VERSION: Final = msgspec.json.Decoder(_Version)
 _SUMMED: Final = (
     "requests",
     "messages_in",
@@ -65,17 +75,27 @@ def _minute(unix_ms: int) -> str:
 # --- Usage -------------------------------------------------------------------------------------
 
 
-def read_usage(data_dir: Path, since: int) -> Iterable[UsageLine]:
+def read_usage(
+    data_dir: Path, since: int, *, on_later: Callable[[], object] = lambda: None
+) -> Iterable[UsageLine]:
     """Yield the lines of the usage files in a data folder whose minute begins at `since` (unix
-    milliseconds) or later. Lines that cannot be decoded, such as torn ones, are skipped."""
+    milliseconds) or later. Lines that cannot be decoded, such as torn ones, are skipped. So are
+    those of a later version, for each of which `on_later` is called."""
     for path in files_of(data_dir / FOLDER, NAME):
         for line in lines_of(path):
-            try:
-                found = _LINE.decode(line)
-            except msgspec.DecodeError:
-                continue
-            if found.minute_unix_ms >= since:
+            found = _decoded(_LINE, line)
+            version = found or _decoded(_VERSION, line)
+            if version is not None and version.schema > SCHEMA:
+                on_later()
+            elif found is not None and found.minute_unix_ms >= since:
                 yield found
+
+
+def _decoded(decoder: msgspec.json.Decoder[DecodedT], line: bytes) -> DecodedT | None:
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def sum_by(lines: Iterable[UsageLine], by: str) -> list[dict[str, Any]]:
@@ -127,7 +147,16 @@ def usage(since: str | None, by: str, data_dir: str | None, as_json: bool) -> No
       tocsin admin usage --by queue --json | jq -r '.queue'
     """
     started = since_unix_ms(since, wall=time.time())
-    rows = sum_by(read_usage(folder_of(data_dir), started), by)
+    later = 0
+
+    def skip() -> None:
+        nonlocal later
+        later += 1
+
+    rows = sum_by(read_usage(folder_of(data_dir), started, on_later=skip), by)
+    if later:
+        lines = plural(later, "line")
+        click.echo(f"tocsin: not counted: {lines} of a later version of the broker.", err=True)
     if as_json:
         for row in rows:
             click.echo(to_json(row))

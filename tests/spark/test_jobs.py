@@ -33,6 +33,7 @@ from spark.rollup import NO_TARGETS, Targets, close, rollup
 from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, UNLOGGED
 from spark.synthetic import Answers, Plan, Synthetic
 from spark.usage import SCHEMA, TABLE, usage
+from spark.usage import read as read_usage
 from tests.histories.accused import (
     Case,
     Finding,
@@ -762,6 +763,15 @@ def test_the_last_minute_of_a_killed_gateway_is_explained_and_nothing_else(
     assert usage(spark, lake, None)["left_in"] == 0
     (row,) = lake.read_rollup(spark, TABLE, SCHEMA).collect()
     assert (row["left_in"], row["explained_in"], row["why"]) == (None, None, None)
+
+
+def test_usage_of_a_later_version_is_not_added_up(spark: SparkSession, tmp_path: Path) -> None:
+    """[A field that has another meaning by now was added to what it meant before.]"""
+    line = {"schema": 1, "minute_unix_ms": T0 // 60_000_000 * 60_000, "messages_in": 5}
+    later = line | {"schema": 2, "messages_in": 7}
+    text = "\n".join([json.dumps(line), json.dumps(later), '{"schema": 1, "minu'])
+    (tmp_path / "usage-2026-01-31T22-1.jsonl").write_text(text)
+    assert [row["messages_in"] for row in read_usage(spark, tmp_path).collect()] == [5]
 
 
 @soak
