@@ -13,7 +13,7 @@ from push import limits
 from push.errors import Refused
 from push.places import Durability
 
-NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.NAME_BYTES_MAX - 1}}}")
+NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.NAME_CHARS_MAX - 1}}}")
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=limits.TTL_S_MAX)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=limits.TTL_S_MAX)]
@@ -194,7 +194,7 @@ def check_name(name: str, what: str) -> None:
     if not NAME.fullmatch(name):
         raise Refused(
             "invalid_name",
-            f"{what}: 1 to {limits.NAME_BYTES_MAX} of A-Z a-z 0-9 . _ - and a letter or digit "
+            f"{what}: 1 to {limits.NAME_CHARS_MAX} of A-Z a-z 0-9 . _ - and a letter or digit "
             "first",
         )
 
@@ -204,7 +204,7 @@ def dead_letter_name(queue: Queue) -> str:
     if queue.settings.dead_letter_queue is not None:
         return queue.settings.dead_letter_queue
     name = queue.name + DEAD_LETTERS
-    return name if len(name) <= limits.NAME_BYTES_MAX else queue.queue_id + DEAD_LETTERS
+    return name if len(name) <= limits.NAME_CHARS_MAX else queue.queue_id + DEAD_LETTERS
 
 
 def other_dead_letter_queue(name: str, named: str | None) -> str | None:

@@ -7,8 +7,8 @@ flood does, it can make this process hold no more than a sum of these bounds.
 from typing import Final
 
 # --- Names and messages ------------------------------------------------------------------------
-NAME_BYTES_MAX: Final = 128
-"""Length of the longest queue, group, producer or client name: enough for a path-like name, and
+NAME_CHARS_MAX: Final = 128
+"""Characters of the longest queue, group, producer or client name: enough for a path-like name, and
 short in a log."""
 KEY_BYTES_MAX: Final = 1024
 """Bytes of the longest key. A key is routed, hashed and compared; a longer text is data and belongs

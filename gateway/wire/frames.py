@@ -26,7 +26,7 @@ from push.message import Message
 Ref = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 Subscription = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.NAME_BYTES_MAX)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
 Delivery = Annotated[
     list[Number], msgspec.Meta(min_length=5, max_length=2 * limits.RANGES_PER_FRAME_MAX + 3)
 ]
@@ -64,7 +64,7 @@ class Hello(_ClientFrame, tag="hello"):
     token: str | None = None
     producer: Name | None = None
     """The name under which this client numbers its messages, the same after a reconnect."""
-    client: Annotated[str, msgspec.Meta(max_length=limits.NAME_BYTES_MAX)] | None = None
+    client: Annotated[str, msgspec.Meta(max_length=limits.NAME_CHARS_MAX)] | None = None
     session: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     """The session that lost its transport, from a client that comes back."""
     linger_s: Annotated[float, msgspec.Meta(ge=0, le=limits.SESSION_LINGER_S_MAX)] = 0.0

@@ -23,7 +23,7 @@ from push import limits
 from push.errors import Refused
 from runtime.operation import decode
 
-LONGEST = "n" * limits.NAME_BYTES_MAX
+LONGEST = "n" * limits.NAME_CHARS_MAX
 
 
 def parse_settings(

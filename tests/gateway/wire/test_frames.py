@@ -87,6 +87,16 @@ def test_an_array_carries_several_frames_in_order() -> None:
     assert frames.decode(b"[]") == []
 
 
+@pytest.mark.parametrize("letter", ["n", "ä", "名"])
+def test_a_client_has_a_name_of_as_many_characters_as_the_documents_say(letter: str) -> None:
+    """Whatever their bytes are. [The bound was said to count bytes.]"""
+    hello = {"type": "hello", "client": letter * limits.NAME_CHARS_MAX}
+    (found,) = frames.decode(msgspec.json.encode(hello))
+    assert found == frames.Hello(client=hello["client"])
+    with pytest.raises(Refused, match="length <= 128"):
+        frames.decode(msgspec.json.encode(hello | {"client": hello["client"] + letter}))
+
+
 def test_more_frames_than_allowed_are_refused() -> None:
     many = [{"type": "ping"}] * (limits.FRAMES_PER_MESSAGE_MAX + 1)
     assert refusal(msgspec.json.encode(many)).code.name == "invalid_request"
