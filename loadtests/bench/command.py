@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import sqlite3
 import sys
@@ -213,9 +214,18 @@ def interpreter() -> str:
 
 def file_system(folder: str) -> str:
     """Return the kind of file system that holds a folder, such as `ext4`."""
-    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    over = [(path, kind) for path, kind in mounts if folder.startswith(path)]
-    return max(over, key=lambda mount: len(mount[0]), default=("", "unknown file system"))[1]
+    return file_system_in(Path(folder).resolve(), Path("/proc/mounts").read_text())
+
+
+def file_system_in(folder: Path, mounts: str) -> str:
+    """Return the same from the text of /proc/mounts."""
+    deepest, found = 0, "unknown file system"
+    for line in mounts.splitlines():
+        path, kind = line.split()[1:3]
+        mount = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), path))
+        if folder.is_relative_to(mount) and len(mount.parts) >= deepest:  # a later one is on top
+            deepest, found = len(mount.parts), kind
+    return found
 
 
 def cpu_model() -> str:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from loadtests.bench import load_run, scenarios, sdk_load
-from loadtests.bench.command import bench
+from loadtests.bench.command import bench, file_system_in
 from loadtests.bench.scenarios import SCENARIOS
 from tests.loadtests.longer import longer
 
@@ -98,3 +98,21 @@ def test_table_for_people_has_a_line_for_each_scenario() -> None:
     assert result.exit_code == 0, result.output
     heads = [line.split()[0] for line in result.stdout.splitlines()]
     assert heads == ["scenario", "batch100", "single"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/data", "xfs"), ("/data/store", "xfs"), ("/data2", "ext4"), ("/data2/store", "ext4"),
+        ("/", "ext4"), ("/a b/store", "btrfs"), ("/over/store", "tmpfs"),
+    ],
+)  # fmt: skip
+def test_a_file_system_is_that_of_the_mount_over_the_folder(folder: str, kind: str) -> None:
+    """[`/data2` was measured, and the report said that of `/data`.] Of two mounts on one place the
+    later one counts, and blanks are written as /proc does."""
+    mounts = [
+        "/dev/a / ext4 rw 0 0", "/dev/b /data xfs rw 0 0", "/dev/c /a\\040b btrfs rw 0 0",
+        "/dev/d /over ext4 rw 0 0", "none /over tmpfs rw 0 0",
+    ]  # fmt: skip
+    assert file_system_in(Path(folder), "\n".join(mounts)) == kind
+    assert file_system_in(Path(folder), "") == "unknown file system"
