@@ -274,8 +274,11 @@ class Link:
         writer = self._writers[way]
         left, how = self._cut_at.get(way, _NEVER)
         is_last = way in self._cut_at and left <= len(data)
-        writer.write(data[:left] if is_last else data)
+        data = data[:left] if is_last else data
+        writer.write(data)
         self._proxy.byte_counts[way] += len(data)
+        if way in self._cut_at:
+            self._cut_at[way] = (left - len(data), how)
         try:
             await writer.drain()
         except OSError:
@@ -283,8 +286,6 @@ class Link:
                 raise
         if is_last:
             self.cut(how)
-        elif way in self._cut_at:
-            self._cut_at[way] = (left - len(data), how)
 
 
 class Proxy:

@@ -229,10 +229,25 @@ async def test_both_sides_of_a_cut_learn_it(proxy: Proxy, echo: Echo, how: str) 
 
 @pytest.mark.parametrize(("count", "arrives"), [(1, b"w"), (4, b"worl"), (5, b"world")])
 async def test_a_cut_falls_at_the_very_byte(proxy: Proxy, count: int, arrives: bytes) -> None:
+    """The proxy counts what it passed on. [It counted all of the chunk that it cut.]"""
     streams, link = await through(proxy)
+    before = proxy.byte_counts["down"]
     link.cut_after(count, how="fin")
     streams[1].write(b"world")
     assert await asyncio.wait_for(streams[0].read(), WAIT_S) == arrives
+    assert proxy.byte_counts["down"] - before == count
+
+
+async def test_of_a_cut_link_nothing_more_is_counted(proxy: Proxy) -> None:
+    """Even where it trickles, and more pieces of the chunk are left."""
+    streams, link = await through(proxy)
+    before = proxy.byte_counts["down"]
+    link.treat(down=Treatment(trickle_bytes=2))
+    link.cut_after(3, how="fin")
+    streams[1].write(b"world")
+    assert await asyncio.wait_for(streams[0].read(), WAIT_S) == b"wor"
+    await emptied(proxy)
+    assert proxy.byte_counts["down"] - before == 3
 
 
 async def test_of_a_half_open_connection_the_client_knows_and_the_broker_does_not(
