@@ -70,18 +70,22 @@ class Process:
 
     def cpu_s(self) -> float:
         """Return user and system time of all its threads so far, in seconds, to 10 ms. Raises
-        OSError if the process is gone."""
-        text = Path(f"/proc/{self.pid}/stat").read_text()
-        fields = text.rpartition(")")[2].split()
+        ServerFailed if the process has ended."""
+        fields = self._read("stat").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
     def rss_bytes(self) -> int:
-        """Return resident memory in bytes. Raises ServerFailed or OSError if the process has
-        ended."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+        """Return resident memory in bytes. Raises ServerFailed if the process has ended."""
+        for line in self._read("status").splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
         raise ServerFailed(f"process {self.pid} has ended")
+
+    def _read(self, name: str) -> str:
+        try:
+            return Path(f"/proc/{self.pid}/{name}").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # the latter if it ends meanwhile
+            raise ServerFailed(f"process {self.pid} has ended") from None
 
 
 class Server:
