@@ -354,6 +354,12 @@ def check_write(write: CursorWrite, certified: int) -> None:
             and 0 <= retry.due_unix_ms <= NUMBER_MAX
         ):
             raise Refused("invalid_request", f"{retry} has a number out of range")
+    for side in write.aside:
+        if min(side.offsets, default=0) < 0:
+            raise Refused("invalid_request", f"{min(side.offsets)} is no offset")
+    for parked in write.parked:
+        if not 0 <= parked.since_unix_ms <= NUMBER_MAX:
+            raise Refused("invalid_request", f"{parked} has a number out of range")
 
 
 # enforces: R11

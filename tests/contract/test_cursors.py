@@ -245,6 +245,10 @@ async def cursor_state(store: Storage) -> tuple[int, int]:
         change(settled=[(-1, 2)]),
         change(retries=[Retry(1, 1, 1 << 63)]),
         change(retries=[Retry(-1, 1)]),
+        change(aside=[Side(KEY, (1, -1))]),
+        change(aside=[Side(KEY, (-1,)), Side(5, (1,))]),
+        change(parked=[Parked(KEY, "exhausted", 1 << 63)]),
+        change(parked=[Parked(KEY, "exhausted", -1)]),
     ],
 )
 async def test_what_is_not_certified_or_no_offset_cannot_be_settled(
