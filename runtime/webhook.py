@@ -54,7 +54,9 @@ class ScaleHook:
             told.write(body)
             told.seek(0)
             code = await self._ended(told, said)
-            words = os.pread(said.fileno(), SAID_BYTES_MAX, 0).decode("utf-8", "replace").strip()
+            begin = max(0, os.fstat(said.fileno()).st_size - SAID_BYTES_MAX)
+            last = os.pread(said.fileno(), SAID_BYTES_MAX, begin)
+            words = last.decode("utf-8", "replace").strip()
         if code:
             raise HookFailed(f"{self._what} ended with {code}: {words}")
 

@@ -27,7 +27,7 @@ from metadata.placement import (
     read_wish,
 )
 from push.errors import Refused
-from runtime.webhook import HOOK_S, HookFailed, ScaleHook, check_hook
+from runtime.webhook import HOOK_S, SAID_BYTES_MAX, HookFailed, ScaleHook, check_hook
 from services.manager.placement import HOOK_AGAIN_S, LEFT_S, OutCluster
 from storage.memory import MemoryStorage
 from storage.redis.target import Target
@@ -271,6 +271,15 @@ async def test_what_a_hook_says_before_it_fails_is_told(world: World) -> None:
         await ScaleHook(str(world.program)).tell(b"{}")
     with pytest.raises(HookFailed, match="cannot be started"):
         await ScaleHook(str(world.program) + "-gone").tell(b"{}")
+
+
+async def test_of_a_hook_that_says_much_the_end_is_told(world: World) -> None:
+    """The reason is in its last line. [What was logged was the beginning of its progress.]"""
+    much = "i=0; while [ $i -lt 1000 ]; do echo näher dran >&2; i=$((i+1)); done"
+    world.program.write_text(f"#!/bin/sh\n{much}\necho no room >&2\nexit 3\n")
+    with pytest.raises(HookFailed, match=r"(?s)ended with 3: .*näher dran\nno room$") as failed:
+        await ScaleHook(str(world.program)).tell(b"{}")
+    assert len(str(failed.value).encode()) < SAID_BYTES_MAX + 200
 
 
 async def test_an_address_is_posted_to_and_its_query_not_logged() -> None:
