@@ -134,9 +134,12 @@ class LongPoll:
         if number == self._post_number:
             return
         if number != self._post_number + 1:
+            last = self._post_number
             raise Refused(
                 "invalid_request",
-                f"message {number} comes after {self._post_number}: one is missing",
+                f"message {number} was taken already, and {last} is the last one"
+                if number < last
+                else f"message {number} comes after {last}: one is missing",
             )
         if self._byte_count - self._batch_bytes > UNREAD_BYTES_MAX:
             raise Refused("too_many", "too many answers wait: poll first", retry_after_s=0.1)

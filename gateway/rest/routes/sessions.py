@@ -185,7 +185,8 @@ OPERATIONS: Final = (
         query=(
             Parameter(
                 "number",
-                "The number of this message: 1, 2, 3 … A number that came before does nothing.",
+                "The number of this message: 1, 2, 3 … The last number again does nothing. "
+                "Any other than the next one is refused.",
                 _NUMBER,
             ),
         ),

@@ -147,6 +147,24 @@ async def test_a_message_behind_a_missing_one_is_refused(client: Client) -> None
     """Frames are never applied out of order."""
     answer = await client.say({"type": "ping"}, number=client.number + 2)
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+    last = client.number
+    detail = f"message {last + 2} comes after {last}: one is missing"
+    assert answer.json()["detail"] == detail
+    assert (await client.say({"type": "ping"})).status_code == 202
+
+
+async def test_a_message_before_the_last_one_is_refused_as_one_that_was_taken(
+    client: Client,
+) -> None:
+    """[Its error said that one is missing, and the description that it does nothing.]"""
+    for _ in range(3):
+        await client.say({"type": "ping"})
+    answer = await client.say({"type": "ping"}, number=1)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+    assert (
+        answer.json()["detail"]
+        == f"message 1 was taken already, and {client.number} is the last one"
+    )
     assert (await client.say({"type": "ping"})).status_code == 202
 
 
