@@ -168,6 +168,8 @@ class Explainer:
             lines = dict(cursor.lines) if cursor is not None else {}
             side = await self._storage.read_side(place, key, -1, 1) if key in lines else ()
             start = cursor.floor if cursor is not None else 0
+            if cursor is not None and cursor.dead:  # those of a side line are below the floor
+                start = min(start, cursor.dead[0].first)
             there = self._groups.elsewhere(await self._groups.row(group))
             gateway = there.get(partition.number)
             return KeySnapshot(group, None, cursor, side[0] if side else None, start, gateway)

@@ -148,9 +148,15 @@ class GroupView:
         """Return the offset from which on the group's messages are looked at, by partition: the
         floor of its cursor, or 0 if messages are in side lines."""
         cursors = await self._storage.cursors(queue.queue_id, self._group.group_id)
-        # Messages in a side line are below the floor, and not settled.
-        floors = [(one.place.partition, 0 if one.aside else one.floor) for one in cursors]
-        return {partition.number: floor for partition, floor in floors}
+        # Messages in a side line are below the floor, and not settled. So are those that left it
+        # for the dead letters and are not there yet.
+        floors = {one.place.partition.number: 0 if one.aside else one.floor for one in cursors}
+        for one in cursors:
+            cursor = await self._storage.cursor(one.place) if one.dead else None
+            for dead in cursor.dead[:1] if cursor is not None else ():
+                number = one.place.partition.number
+                floors[number] = min(floors[number], dead.first)
+        return floors
 
     async def _stored_status(self, partition: Partition, offset: int) -> MessageStatus:
         known = self._stored

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.delivery.owned_partition import OwnedPartition
-from gateway.models import Explained, KeyInGroup, Look
+from gateway.models import Explained, KeyInGroup, Look, WhichKey
 from gateway.operator import explain as explaining
 from gateway.operator.peek import peek
 from metadata.catalog import ANYBODY, Queue
@@ -19,6 +19,7 @@ from push import limits
 from push.errors import Refused
 from push.ring import Ring, key_hash
 from tests.histories.house import House, Session, delivery, eventually, message, numbered
+from tests.histories.test_parking import decide
 
 
 async def explain(house: House, queue: Queue, key: str = "a", **which: Any) -> Explained:
@@ -215,6 +216,33 @@ async def test_a_full_dead_letter_queue_is_named(house: House) -> None:
     one = await alone(house, queue)
     assert one.waits_for == "dead_letter"
     assert "queue_full" in one.text
+
+
+async def test_what_is_dying_below_the_floor_is_found_without_an_owner(house: House) -> None:
+    """A head that was parked and skipped left its side line, so the floor passes it, and its dead
+    letters are full. [The log was read from the floor on: the key waited for nothing, and a peek
+    showed no message.]"""
+    await house.queue("full", messages_max=1)
+    await house.group(house.find("full"))
+    await house.publish(house.find("full"), [message("first")])
+    queue = await house.queue(attempts_max=1, on_exhausted="park", dead_letter_queue="full")
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(0, "a"), message(1, "b")])
+    first, second = [place for place, _, _ in await session.take(2)]
+    consumer.nack(delivery(first), 0, None)
+    await house.confirm(consumer, delivery(second))
+    await house.broker.cursor_writer.drain()
+    await decide(house, queue, group, "skip", WhichKey(key="a"))
+    consumer.leave()
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].owned_partitions)
+    (cursor,) = await house.broker.storage.cursors(queue.queue_id, group.group_id)
+    assert (cursor.floor, cursor.aside, cursor.dead) == (2, 0, 1)
+    one = await alone(house, queue)
+    assert one.head is not None
+    assert (one.waits_for, one.head.offset, one.messages.dying) == ("dead_letter", 0, 1)
+    seen = await house.broker.upkeep.peek(ANYBODY, queue, Look(limit=10), "billing")
+    assert [(shown.offset, shown.state) for shown in seen.messages] == [(0, "dying")]
 
 
 async def test_a_letter_that_its_dead_letter_queue_can_never_take_is_reported_and_kept(
