@@ -276,6 +276,10 @@ class CursorState:
     """The lowest offset in a side line; None: there is none."""
     dead: int = 0
     """Number of messages on their way to the dead letters that are not known to be there."""
+    dead_passed: int = 0
+    """Number of those of them that are passed, because they were in a side line."""
+    dead_first: int | None = None
+    """The lowest offset of them; None: there is none."""
 
 
 class MessageStatus(NamedTuple):

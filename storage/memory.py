@@ -50,7 +50,7 @@ from storage.rules.append import (
     nowhere,
     open_header,
 )
-from storage.rules.cursor import GroupCursor, check_write, start_floor
+from storage.rules.cursor import GroupCursor, check_write, count_dead, start_floor
 
 
 @dataclass(slots=True)
@@ -509,20 +509,27 @@ class MemoryStorage:
 
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
         self._check_open()
-        return [
-            CursorState(
-                place=CursorPlace(group_id, at.log.partition),
-                epoch=cursor.epoch,
-                floor=cursor.floor,
-                settled_above=cursor.passed.size(),
-                aside=sum(cursor.lines.values()),
-                parked=len(cursor.parked),
-                dead=cursor.dead.size(),
-                aside_first=min(at.aside[group_id], default=None),
+        states: list[CursorState] = []
+        for at in self._queues.get(queue_id, []):
+            cursor = at.cursors.get(group_id)
+            if cursor is None:
+                continue
+            dead, dead_passed, dead_first = count_dead(cursor.dead, cursor.passed, cursor.floor)
+            states.append(
+                CursorState(
+                    place=CursorPlace(group_id, at.log.partition),
+                    epoch=cursor.epoch,
+                    floor=cursor.floor,
+                    settled_above=cursor.passed.size(),
+                    aside=sum(cursor.lines.values()),
+                    parked=len(cursor.parked),
+                    dead=dead,
+                    dead_passed=dead_passed,
+                    dead_first=dead_first,
+                    aside_first=min(at.aside[group_id], default=None),
+                )
             )
-            for at in self._queues.get(queue_id, [])
-            if (cursor := at.cursors.get(group_id)) is not None
-        ]
+        return states
 
     async def cursor(self, place: CursorPlace) -> Cursor | None:
         self._check_open()

@@ -160,7 +160,8 @@ def messages_max(queue: Queue, states: list[PartitionState]) -> int | None:
 def _left(state: PartitionState, cursor: CursorState) -> tuple[int, int]:
     """Return (messages neither settled nor on their way to the dead letters, those of them that no
     owner has passed)."""
-    ahead = max(0, state.certified - cursor.floor - cursor.settled_above - cursor.dead)
+    dead = cursor.dead - cursor.dead_passed
+    ahead = max(0, state.certified - cursor.floor - cursor.settled_above - dead)
     return ahead + cursor.aside, ahead
 
 

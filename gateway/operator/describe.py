@@ -196,10 +196,9 @@ def _group_stats(states: Sequence[PartitionState], cursors: Sequence[CursorState
         number, end = partition.number, ends.get(partition, cursor.floor)
         ahead = max(0, end - cursor.floor - cursor.settled_above)
         stats.cursors[number] = cursor
-        stats.lags[number] = ahead + cursor.aside
+        stats.lags[number] = ahead + cursor.aside + cursor.dead_passed
         firsts = [cursor.floor] if ahead else []
-        if cursor.aside_first is not None:
-            firsts.append(cursor.aside_first)
+        firsts += [one for one in (cursor.aside_first, cursor.dead_first) if one is not None]
         if firsts:
             stats.firsts[number] = min(firsts)
     return stats

@@ -150,12 +150,11 @@ class GroupView:
         cursors = await self._storage.cursors(queue.queue_id, self._group.group_id)
         # Messages in a side line are below the floor, and not settled. So are those that left it
         # for the dead letters and are not there yet.
-        floors = {one.place.partition.number: 0 if one.aside else one.floor for one in cursors}
+        floors: dict[int, int] = {}
         for one in cursors:
-            cursor = await self._storage.cursor(one.place) if one.dead else None
-            for dead in cursor.dead[:1] if cursor is not None else ():
-                number = one.place.partition.number
-                floors[number] = min(floors[number], dead.first)
+            floor = one.floor if one.dead_first is None else min(one.floor, one.dead_first)
+            partition = one.place.partition
+            floors[partition.number] = 0 if one.aside else floor
         return floors
 
     async def _stored_status(self, partition: Partition, offset: int) -> MessageStatus:

@@ -27,7 +27,7 @@ from push.storage_port import (
 )
 from storage.redis.keys import queue_key
 from storage.redis.port import Arg, Shard
-from storage.rules.cursor import Change, GroupCursor, check_write
+from storage.rules.cursor import Change, GroupCursor, check_write, count_dead
 
 CACHED_MAX: Final = 4096
 """Largest number of cached cursors. The least recently used ones are dropped first."""
@@ -217,19 +217,25 @@ class RedisCursors:
 
     async def states(self, queue_id: str, group_id: str) -> list[CursorState]:
         rows = await self._shard.look("cursors", [queue_key(queue_id)], [group_id])
-        return [
-            CursorState(
-                place=CursorPlace(group_id, Partition(queue_id, number)),
-                epoch=epoch,
-                floor=floor,
-                settled_above=_decode_ranges(passed).size(),
-                aside=aside,
-                parked=parked,
-                aside_first=least if least >= 0 else None,
-                dead=dead_of(dead.decode()).size(),
+        states: list[CursorState] = []
+        for number, epoch, floor, passed_, aside, parked, least, dead in rows:
+            passed = _decode_ranges(passed_)
+            dying, dead_passed, dead_first = count_dead(dead_of(dead.decode()), passed, floor)
+            states.append(
+                CursorState(
+                    place=CursorPlace(group_id, Partition(queue_id, number)),
+                    epoch=epoch,
+                    floor=floor,
+                    settled_above=passed.size(),
+                    aside=aside,
+                    parked=parked,
+                    aside_first=least if least >= 0 else None,
+                    dead=dying,
+                    dead_passed=dead_passed,
+                    dead_first=dead_first,
+                )
             )
-            for number, epoch, floor, passed, aside, parked, least, dead in rows
-        ]
+        return states
 
     async def standings(self, place: CursorPlace, first: int, last: int) -> list[MessageStatus]:
         found = await self.load(place, [(first, last)])

@@ -325,6 +325,17 @@ class GroupCursor:
             change.written = replace(change.written, refused=all_refused)
 
 
+def count_dead(dead: DeadRanges, passed: RangeSet, floor: int) -> tuple[int, int, int | None]:
+    """Return how many messages go to the dead letters, how many of these are passed because they
+    were in a side line, and the lowest offset of them."""
+    waiting = 0
+    for first, last in dead.ranges():
+        low = max(first, floor)
+        if low <= last:
+            waiting += sum(end - begin + 1 for begin, end in passed.gaps(low, last))
+    return dead.size(), dead.size() - waiting, min((one.first for one in dead), default=None)
+
+
 # enforces: R10
 def check_write(write: CursorWrite, certified: int) -> None:
     """Check that a write names only offsets below the certified end (R10).

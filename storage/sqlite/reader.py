@@ -30,7 +30,7 @@ from push.storage_port import (
     Sealer,
 )
 from storage.rules.append import PartitionLog
-from storage.rules.cursor import GroupCursor, settled_by_all
+from storage.rules.cursor import GroupCursor, count_dead, settled_by_all
 from storage.sqlite import codec
 from storage.sqlite.state import WriteState
 
@@ -321,6 +321,9 @@ def cursor_states(
         cursor.passed = _passed(connection, row_id, passed)
         cursor.floor = cursor.passed.pop_prefix(floor)
         place = CursorPlace(group_id, Partition(queue_id, number))
+        dying, dead_passed, dead_first = count_dead(
+            dead_of(dead or ""), cursor.passed, cursor.floor
+        )
         states.append(
             CursorState(
                 place=place,
@@ -330,7 +333,9 @@ def cursor_states(
                 aside=aside,
                 parked=parked,
                 aside_first=first,
-                dead=dead_of(dead or "").size(),
+                dead=dying,
+                dead_passed=dead_passed,
+                dead_first=dead_first,
             )
         )
     return states

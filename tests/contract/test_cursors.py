@@ -398,6 +398,27 @@ async def test_who_is_fenced_decides_about_no_dead_letter(store: Storage) -> Non
     assert (await cursor(store)).dead == ()
 
 
+async def test_what_is_dead_is_counted_whether_or_not_it_was_in_a_side_line(
+    store: Storage,
+) -> None:
+    """What was is passed, perhaps by the floor. [It counted as settled, because what is passed and
+    in no side line was.]"""
+    await with_group(store, messages=8)
+    write = change(settled=[(1, 1), (4, 4)], aside=[Side(KEY, (0, 3)), Side(5, (5,))])
+    await store.write_cursors([write])
+    dead = (Dead(0, 0, "skipped"), Dead(2, 3, "overflow"), Dead(5, 6, "overflow"))
+    await store.write_cursors([change(dead=dead)])
+    state, _ = await store.cursors("q-1", "g-1")
+    assert (state.floor, state.settled_above, state.aside) == (2, 3, 0)
+    assert (state.dead, state.dead_passed, state.dead_first) == (5, 3, 0)
+    await store.write_cursors([change(settled=[(0, 3)])])
+    state, _ = await store.cursors("q-1", "g-1")
+    assert (state.floor, state.dead, state.dead_passed, state.dead_first) == (6, 2, 1, 5)
+    await store.write_cursors([change(settled=[(5, 6)])])
+    state, _ = await store.cursors("q-1", "g-1")
+    assert (state.floor, state.dead, state.dead_passed, state.dead_first) == (7, 0, 0, None)
+
+
 async def test_what_is_dead_leaves_its_side_line_and_pins_its_record(store: Storage) -> None:
     """R12, P1: the record is read for its letter, by any owner. The parked key has another head."""
     await with_group(store, messages=3)

@@ -243,6 +243,9 @@ async def test_what_is_dying_below_the_floor_is_found_without_an_owner(house: Ho
     assert (one.waits_for, one.head.offset, one.messages.dying) == ("dead_letter", 0, 1)
     seen = await house.broker.upkeep.peek(ANYBODY, queue, Look(limit=10), "billing")
     assert [(shown.offset, shown.state) for shown in seen.messages] == [(0, "dying")]
+    # It is unsettled in the figures, too, as what dies in the log is.
+    described = await house.broker.describe_group(ANYBODY, queue, group.name)
+    assert (described["lag"], described["oldest_unix_ms"] is None) == (1, False)
 
 
 async def test_a_letter_that_its_dead_letter_queue_can_never_take_is_reported_and_kept(

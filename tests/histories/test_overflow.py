@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.delivery.overflow import shares
+from gateway.delivery.overflow import backlog_of, shares
 from metadata.catalog import ANYBODY, Queue
 from push.errors import Refused
 from push.message import Message, encode_message
+from push.places import CursorPlace, Partition
 from push.ring import Ring, key_hash
+from push.storage_port import CursorState, PartitionState
 from tests.histories.house import WAIT_S, House, message, numbered
 
 
@@ -270,3 +272,17 @@ def test_the_longest_give_up_exactly_what_is_beyond(lengths: dict[int, int], exc
     assert all(left >= 0 for left in kept.values())
     longest = max(kept.values(), default=0)
     assert all(kept[number] >= longest - 1 for number in cut)
+
+
+def test_what_dies_out_of_a_side_line_does_not_count_against_the_backlog_twice() -> None:
+    """It is passed and dying. [Each such message that full dead letters did not take hid another
+    one, so the queue's bound let that many more in.]"""
+    partition = Partition("q-1", 0)
+    state = PartitionState(
+        partition, start=0, end=10, certified=10, generation=1, messages=10, bytes=100
+    )
+    cursor = CursorState(
+        CursorPlace("g-1", partition), epoch=1, floor=4, settled_above=1, aside=1, parked=1,
+        aside_first=0, dead=4, dead_passed=3, dead_first=1,
+    )  # fmt: skip
+    assert backlog_of([state], [cursor]) == 10 - 4 - 1 - 1 + 1
