@@ -14,7 +14,7 @@ commits are large, or one takes long, they are handed over all the same.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
@@ -51,6 +51,10 @@ class CursorSource(Protocol):
         """End, because a newer owner exists."""
 
 
+Taken = list[tuple[CursorSource, CursorWrite]]
+"""Cursors, with the change of each that is being written."""
+
+
 class CursorWriter:
     """Writer of all cursors of this gateway, by lane. `commits`: the commits of published records,
     which the writes of a lane wait for; None: nothing is published here."""
@@ -67,7 +71,7 @@ class CursorWriter:
         """Lane number → timer that ends the wait of its cursors in `_held`."""
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
-        self._flushes: set[asyncio.Task[None]] = set()
+        self._flushes: set[asyncio.Future[list[Written]]] = set()
         self.fenced_writes = 0
         """Number of writes that the storage refused, because the place had a newer owner."""
         self._watchers: list[Callable[[Partition], None]] = []
@@ -132,7 +136,7 @@ class CursorWriter:
     def _write_those(self, writers: dict[CursorSource, None]) -> None:
         """Hand over to the storage the writes of these cursors, all of one lane."""
         wall_unix_ms, loop = int(time.time() * 1000), asyncio.get_running_loop()
-        taken: list[tuple[CursorSource, CursorWrite]] = []
+        taken: Taken = []
         for writer in writers:
             try:
                 write = writer.take_write(wall_unix_ms=wall_unix_ms)
@@ -142,44 +146,39 @@ class CursorWriter:
                 if write is not None:
                     taken.append((writer, write))
         if taken:
-            asked = self._storage.write_cursors([write for _, write in taken])
-            task = loop.create_task(self._write(taken, asked), name="flush")
-            self._flushes.add(task)
-            task.add_done_callback(partial(self._ended, asked))
+            self._hand_over(taken)
 
-    def _ended(self, asked: Awaitable[list[Written]], task: asyncio.Task[None]) -> None:
-        self._flushes.discard(task)
-        if isinstance(asked, Coroutine):
-            asked.close()  # the task may have been cancelled before it began
-        task.result()
+    def _hand_over(self, taken: Taken) -> None:
+        written = asyncio.ensure_future(self._storage.write_cursors([one[1] for one in taken]))
+        self._flushes.add(written)
+        written.add_done_callback(partial(self._on_answer, taken))
 
-    async def _write(
-        self, taken: list[tuple[CursorSource, CursorWrite]], asked: Awaitable[list[Written]]
-    ) -> None:
-        try:
-            answers = await asked
-        except TocsinError as error:
-            if error.code.retry or len(taken) == 1:
-                self._not_written(taken, error)
-            else:  # the answer is about one of them, and none was written
-                each = [([one], self._storage.write_cursors([one[1]])) for one in taken]
-                await asyncio.gather(*(self._write(*one) for one in each))
+    def _on_answer(self, taken: Taken, written: asyncio.Future[list[Written]]) -> None:
+        """Pass the storage's answer on to each cursor. Bugs are raised, to the loop, when all of
+        them have theirs."""
+        self._flushes.discard(written)
+        if written.cancelled():  # the loop ends
             return
-        except Exception as error:  # a bug; no write stays under way for ever
+        error = written.exception()
+        if error is None:
+            failed: Exception | None = None
+            for (writer, write), answer in zip(taken, written.result(), strict=True):
+                try:
+                    self._written(writer, write, answer)
+                except Exception as bug:
+                    failed = failed or bug
+            if failed is not None:
+                raise failed
+        elif not isinstance(error, TocsinError):  # a bug; no write stays under way for ever
             self._not_written(taken, Unknown(f"internal: {error!r}"))
-            raise
-        failed: Exception | None = None
-        for (writer, write), answer in zip(taken, answers, strict=True):
-            try:
-                self._written(writer, write, answer)
-            except Exception as error:  # of one; the others still get their answers
-                failed = failed or error
-        if failed is not None:
-            raise failed
+            raise error
+        elif error.code.retry or len(taken) == 1:
+            self._not_written(taken, error)
+        else:  # the answer is about one of them, and none was written
+            for one in taken:
+                self._hand_over([one])
 
-    def _not_written(
-        self, taken: list[tuple[CursorSource, CursorWrite]], error: TocsinError
-    ) -> None:
+    def _not_written(self, taken: Taken, error: TocsinError) -> None:
         loop = asyncio.get_running_loop()
         for writer, _ in taken:
             writer.not_written(error)

@@ -25,7 +25,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gateway.deliverylog.log import CommittedOrigins, CommitTimes, DeliveryLog
@@ -435,8 +435,8 @@ class Commit:
         """Whether any queue may be in it. False: only light ones are, beside such a commit."""
         self.lane = lane
         """The lane of its records when it began (R7)."""
-        self.stored: Awaitable[list[Appended]]
-        """The storage's answer, which must be awaited once."""
+        self.stored: asyncio.Future[list[Appended]]
+        """The storage's answer."""
         now_ms, self.asked_us = time.time() * 1000, time.monotonic_ns() // 1000
         self.appends: list[Append] = []
         self.headers: list[Header] = []
@@ -454,16 +454,20 @@ class Commit:
     def hand_over(self, storage: Storage) -> None:
         """Hand the records to the storage. What it raises is raised by `stored`."""
         try:
-            self.stored = storage.append(self.appends, lane=self.lane)
+            self.stored = asyncio.ensure_future(storage.append(self.appends, lane=self.lane))
         except Exception as error:
-            failed: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
-            failed.set_exception(error)
-            self.stored = failed
+            self.stored = asyncio.get_running_loop().create_future()
+            self.stored.set_exception(error)
 
-    def dismiss(self) -> None:
-        """Stop waiting for the storage's answer, which perhaps nobody ever awaited."""
-        if isinstance(self.stored, Coroutine):
-            self.stored.close()
+    def results(self) -> Sequence[Appended | TocsinError]:
+        """Return the storage's answer, one result for each record, once it has come."""
+        error = self.stored.exception()
+        if error is None:
+            return self.stored.result()
+        if not isinstance(error, TocsinError):  # a bug: nobody waits for ever
+            logger.error("a commit failed: unexpected", exc_info=error)
+            error = Unknown(f"internal: {error!r}")
+        return [error] * len(self.batch)
 
 
 class Committer:
@@ -482,7 +486,7 @@ class Committer:
         """Number of records under way, by partition."""
         self._late_ends: dict[Partition, int] = {}
         """Certified ends that became known during an append, by partition, until its answer."""
-        self._under_way: dict[asyncio.Task[None], Commit] = {}
+        self._under_way: dict[asyncio.Future[list[Appended]], Commit] = {}
         self._last_size = 0
         """Weight of the commit that began last."""
         self._ending = 0
@@ -514,8 +518,8 @@ class Committer:
         return len(self._under_way)
 
     @property
-    def under_way(self) -> Iterable[asyncio.Future[None]]:
-        """The commits that have not ended."""
+    def under_way(self) -> Iterable[asyncio.Future[list[Appended]]]:
+        """The answers of the commits that have not ended."""
         return self._under_way
 
     def has_small_next(self, *, is_due: bool) -> bool:
@@ -667,11 +671,9 @@ class Committer:
         commit.ticket = self.breaker.admit(now=now)
         self._shared += is_share
         self._last_size = size
-        # The storage may begin with it now, a turn of the loop before the task does.
         commit.hand_over(self._storage)
-        task = loop.create_task(self._await(commit), name="commit")
-        self._under_way[task] = commit
-        task.add_done_callback(self._on_done)
+        self._under_way[commit.stored] = commit
+        commit.stored.add_done_callback(self._on_stored)
         if self._watch is None:
             self._watch = loop.call_later(_WATCH_EVERY_S, self._check_ages)
         self._notify()
@@ -683,18 +685,17 @@ class Committer:
 
     # --- Ending --------------------------------------------------------------------------------
 
-    async def _await(self, commit: Commit) -> None:
-        results: Sequence[Appended | TocsinError]
+    def _on_stored(self, stored: asyncio.Future[list[Appended]]) -> None:
+        """End a commit, whose answer has come."""
         try:
-            results = await commit.stored
-        except TocsinError as error:
-            results = [error] * len(commit.batch)
-        except Exception as error:  # a bug: nobody waits for ever, and the partition goes on
-            logger.exception("a commit failed: unexpected")
-            results = [Unknown(f"internal: {error!r}")] * len(commit.batch)
-        with self._tail.end_of_turn:
-            self._end(commit, results)
-            self._remove(asyncio.current_task())
+            if not stored.cancelled():  # else the loop ends, and nobody waits any more
+                with self._tail.end_of_turn:
+                    self._end(self._under_way[stored], self._under_way[stored].results())
+        finally:
+            self._shared -= self._under_way.pop(stored).is_share
+            self._ending += 1
+            # The next one takes along what the loop reads from the sockets before that turn.
+            asyncio.get_running_loop().call_soon(self._begin_next)
 
     def _end(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
         """Judge the storage by its answer, and give every record its own."""
@@ -783,18 +784,8 @@ class Committer:
             if end > self._tail.ends.get(partition, 0):
                 self._tail.on_certified(partition, end)
 
-    def _remove(self, task: asyncio.Task[None] | None) -> None:
-        """Count a commit as under way no longer. Nothing happens if it was removed before."""
-        commit = self._under_way.pop(task, None) if task is not None else None
-        if commit is not None:
-            self._shared -= commit.is_share
-            self._ending += 1
-            commit.dismiss()
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._remove(task)  # cancelled, or a bug
+    def _begin_next(self) -> None:
         self._ending -= 1
         # Behind the next one, if that begins now or in the next turn.
         asyncio.get_running_loop().call_soon(self._notify)
-        task.result()
         self._group.on_free()

@@ -363,7 +363,8 @@ async def open_loop(bench: Bench, rate: int, partitions: int = PARTITIONS) -> Fi
             until = sent + int(seconds * rate)
             while sent < until:
                 line.check()
-                due = (time.monotonic_ns() - began_ns) * rate // 1_000_000_000
+                # Message n is due at n / rate, so the first one at once.
+                due = (time.monotonic_ns() - began_ns) * rate // 1_000_000_000 + 1
                 while sent < min(due, until):
                     producer = line.producers[sent % PRODUCERS]
                     if producer.unanswered >= BEHIND_MAX:
