@@ -6,10 +6,11 @@ milliseconds, so that thousands of acks become one row. The storage puts the wri
 group commit. Writes of one lane (`push.storage_port.Lane`) succeed or fail together, and hold up no
 other lane's.
 
-While a commit of published records is under way in the lane, no other commit begins there. So the
-writes wait here until it has ended, and go right after the records published next. Handed over
-meanwhile, they would be a transaction of their own, which the next records would wait for. If
-commits are large, or one takes long, they are handed over all the same.
+If a commit of published records is under way in the lane, or one is expected soon
+(`push.commit_pace`), the writes wait here and go with the records published next. Handed over
+meanwhile, they would be a transaction of their own, which costs as much as one of messages, and
+which the next records would wait for. If commits are large, or none comes, the writes are handed
+over all the same.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ FLUSH_AFTER_S: Final = 0.02
 """Seconds after which a changed cursor is flushed, if nothing waits for the write. A crash may lose
 the acks of that time that were not to be confirmed, so that their messages come again."""
 RETRY_AFTER_S: Final = 0.5
-HELD_S: Final = 0.02
+HELD_S: Final = 0.01
 """Longest time in seconds that cursor writes wait for a commit of published records."""
 
 
@@ -63,7 +64,7 @@ class CursorWriter:
         self._storage = storage
         self._commits = commits
         if commits is not None:
-            commits.watch(self.moved)
+            commits.watch(self)
         self._dirty: dict[CursorSource, None] = {}
         self._held: dict[int, dict[CursorSource, None]] = {}
         """Lane number → cursors whose writes wait for a commit of published records there."""
@@ -91,13 +92,19 @@ class CursorWriter:
         messages were settled, there may be room now."""
         self._watchers.append(written)
 
-    def moved(self, number: int) -> None:
-        """Hand over to the storage the writes that wait in this lane, because a commit has begun or
-        ended there, or HELD_S are over."""
-        held = self._held.pop(number, None)
+    def on_begin(self, lane: int) -> None:
+        """Hand over to the storage the writes that wait in this lane: a commit has begun there, and
+        they go with it."""
+        held = self._held.pop(lane, None)
         if held:
-            self._until.pop(number).cancel()
+            self._until.pop(lane).cancel()
             self._write_those(held)
+
+    def on_end(self, lane: int) -> None:
+        """Hand over the writes that wait in this lane, where a commit has ended, unless the next
+        one is expected soon."""
+        if not self._must_wait(lane):
+            self.on_begin(lane)
 
     def _flush(self) -> None:
         for handle in (self._timer, self._soon):
@@ -124,14 +131,9 @@ class CursorWriter:
         loop = asyncio.get_running_loop()
         if number not in self._held:
             self._held[number] = {}
-            self._until[number] = loop.call_later(HELD_S, self.moved, number)
+            self._until[number] = loop.call_later(HELD_S, self.on_begin, number)
         self._held[number].update(writers)
-        loop.call_soon(self._look, number)
-
-    def _look(self, number: int) -> None:
-        """Hand over the writes that wait in a lane, if the commit that was to begin did not."""
-        if not self._must_wait(number):
-            self.moved(number)
+        loop.call_soon(self.on_end, number)  # if the commit that was to begin does not
 
     def _write_those(self, writers: dict[CursorSource, None]) -> None:
         """Hand over to the storage the writes of these cursors, all of one lane."""
@@ -202,6 +204,6 @@ class CursorWriter:
         while self._dirty or self._held or self._flushes:
             self._flush()
             for number in list(self._held):
-                self.moved(number)
+                self.on_begin(number)
             if self._flushes:
                 await asyncio.wait(self._flushes)

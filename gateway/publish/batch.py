@@ -3,13 +3,16 @@
 PendingPublish   one publish, until each of its messages has an outcome
 Run              its messages that go to one partition; `cut` checks, routes and encodes each once
 OpenRecord       the runs of all publishes that go to one partition with the next commit
+Commit           the records that go to the storage together, and its answer
 
 `SendingOrders` keeps the order of a producer's messages. A message that this gateway refuses holds
 up those behind it (R7), by the rule of `push.producer_order`, for each producer at each partition.
 The storage does the same for messages that it refuses.
 """
 
+import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -27,7 +30,7 @@ from push.places import Partition
 from push.producer_order import SendingOrder
 from push.record import Header, RecordBuilder
 from push.ring import Ring, hasher
-from push.storage_port import Append, Appended, NotStored, Stored
+from push.storage_port import Append, Appended, Lane, NotStored, Storage, Stored
 
 logger = logging.getLogger("tocsin.publisher")
 ROUTES_MAX: Final = 100_000
@@ -51,6 +54,7 @@ True) if it was stored before, or the error for which it is not stored."""
 Context = tuple[bytes, int]
 """(producer, resolved) of a publish with sequences."""
 NO_ANSWER: Final = Unknown("no answer yet")
+RECORD_ID_BYTES: Final = 16
 
 
 # enforces: R5
@@ -644,6 +648,72 @@ class OpenRecord:
             publish.generation = result.generation
             publish.durability = durability
             publish.settle(len(indexes))
+
+
+class Commit:
+    """The records that go to the storage together. Making it closes them; handing it over puts it
+    under way."""
+
+    __slots__ = (
+        "appends",
+        "asked_us",
+        "batch",
+        "began",
+        "has_light",
+        "headers",
+        "is_answered",
+        "is_share",
+        "lane",
+        "size",
+        "stored",
+        "ticket",
+    )
+
+    def __init__(
+        self, batch: list[OpenRecord], size: int, began: float, *, is_share: bool, lane: Lane
+    ) -> None:
+        self.batch = batch
+        self.size = size
+        self.began = began
+        self.ticket: int | None = None
+        """Ticket of the lane's breaker; None if it gave none."""
+        self.is_share = is_share
+        """Whether any queue may be in it. False: only light ones are, beside such a commit."""
+        self.lane = lane
+        """The lane of its records when it began (R7)."""
+        self.stored: asyncio.Future[list[Appended]]
+        """The storage's answer."""
+        now_ms, self.asked_us = time.time() * 1000, time.monotonic_ns() // 1000
+        self.appends: list[Append] = []
+        self.headers: list[Header] = []
+        # In one call, because each gives up the interpreter's lock and has to get it back.
+        record_ids, at = os.urandom(len(batch) * RECORD_ID_BYTES), 0
+        for record in batch:
+            append, header = record.close(record_ids[at : at + RECORD_ID_BYTES], now_ms)
+            self.appends.append(append)
+            self.headers.append(header)
+            at += RECORD_ID_BYTES
+        self.is_answered = False
+        self.has_light = True
+        """Whether light queues have records in it."""
+
+    def hand_over(self, storage: Storage) -> None:
+        """Hand the records to the storage. What it raises is raised by `stored`."""
+        try:
+            self.stored = asyncio.ensure_future(storage.append(self.appends, lane=self.lane))
+        except Exception as error:
+            self.stored = asyncio.get_running_loop().create_future()
+            self.stored.set_exception(error)
+
+    def results(self) -> Sequence[Appended | TocsinError]:
+        """Return the storage's answer, one result for each record, once it has come."""
+        error = self.stored.exception()
+        if error is None:
+            return self.stored.result()
+        if not isinstance(error, TocsinError):  # a bug: nobody waits for ever
+            logger.error("a commit failed: unexpected", exc_info=error)
+            error = Unknown(f"internal: {error!r}")
+        return [error] * len(self.batch)
 
 
 def commit_weight(messages: int, size: int) -> int:

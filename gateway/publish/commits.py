@@ -23,14 +23,15 @@ next record begins when those before it have ended, and their failure has been n
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.deliverylog.log import CommittedOrigins, CommitTimes, DeliveryLog
 from gateway.publish.batch import (
+    RECORD_ID_BYTES,
     Backlog,
+    Commit,
     OpenRecord,
     Route,
     Run,
@@ -42,13 +43,14 @@ from gateway.publish.batch import (
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits
+from push.commit_pace import CommitPace
 from push.commit_sharing import REST_S, FairShare, has_room
 from push.errors import Refused, TocsinError, Unknown
 from push.histogram import MESSAGES, Histogram
 from push.places import Partition
 from push.record import Header, Record
 from push.retry import Breaker
-from push.storage_port import Append, Appended, Lane, NotStored, Storage
+from push.storage_port import Appended, Lane, NotStored, Storage
 
 logger = logging.getLogger("tocsin.commits")
 COMMITS_MAX: Final = 2
@@ -72,8 +74,18 @@ UNMADE_S: Final = 0.25
 _WATCH_EVERY_S: Final = 0.25
 """Seconds between two checks of the age of the commits under way."""
 _QUEUE_NOT_FOUND: Final = NotStored("queue_not_found")
-_RECORD_ID_BYTES: Final = 16
 Batch = list[OpenRecord]
+
+
+class CommitListener(Protocol):
+    """An object that acts when commits begin and end."""
+
+    def on_begin(self, lane: int) -> None:
+        """React to a commit that was handed to the storage in the lane of this number."""
+
+    def on_end(self, lane: int) -> None:
+        """React to a commit that has ended there. If the next one begins at once, this comes after
+        its begin."""
 
 
 class GroupCommit:
@@ -101,14 +113,12 @@ class GroupCommit:
         self.is_unmade = is_unmade
         self._orders = orders
         self._in_parts = in_parts
-        self.listeners: list[Callable[[int], None]] = []
-        """Called with a lane's number when a commit was handed over there, and a turn of the loop
-        after one has ended."""
+        self.listeners: list[CommitListener] = []
         self._lanes: dict[int, Committer] = {}
         self._open: dict[Partition, OpenRecord] = {}
         self._closed: Batch = []
         """Records that take no more messages; each goes before its partition's open one."""
-        self._waiting = 0
+        self.waiting = 0
         """Number of messages that no commit has taken yet."""
         self.pending = Backlog()
         """Messages of all queues whose commit has not ended."""
@@ -137,8 +147,8 @@ class GroupCommit:
         """Number of messages that were stored."""
         return sum(lane.messages_total for lane in self._lanes.values())
 
-    def watch(self, listener: Callable[[int], None]) -> None:
-        """Call `listener` with a lane's number whenever a commit has begun or ended there."""
+    def watch(self, listener: CommitListener) -> None:
+        """Notify a listener of the commits of all lanes."""
         self.listeners.append(listener)
 
     def _lane_of(self, route: Route, partition: Partition) -> "Committer":
@@ -271,7 +281,7 @@ class GroupCommit:
         pending.bytes += size
         of_queue.messages += messages
         of_queue.bytes += size
-        self._waiting += messages
+        self.waiting += messages
         if messages and not self.is_scheduled:
             self.is_scheduled = True
             asyncio.get_running_loop().call_soon(self._commit)
@@ -302,7 +312,7 @@ class GroupCommit:
         """Refuse a waiting record, unless it has nothing of these producers."""
         partition = record.partition
         _, _, header = record.builder.close(
-            record_id=bytes(_RECORD_ID_BYTES), published_unix_ms=0, ring_epoch=0, tenant=0
+            record_id=bytes(RECORD_ID_BYTES), published_unix_ms=0, ring_epoch=0, tenant=0
         )
         if held.isdisjoint(producer for producer, _ in header.producers):
             return
@@ -311,7 +321,7 @@ class GroupCommit:
         else:
             self._closed.remove(record)
         self._orders.on_not_stored(partition, header)
-        self._waiting -= len(record.builder)
+        self.waiting -= len(record.builder)
         self.release(record)
         record.fail(Refused("storage_unavailable", "an earlier message was not stored"))
 
@@ -326,8 +336,8 @@ class GroupCommit:
         return any(map(len, self._lanes.values()))
 
     def on_free(self) -> None:
-        """Begin the next commit, if something waits. Called when a commit has ended, or when heavy
-        queues have rested."""
+        """Begin the next commit, if something waits. Called when a commit has ended, or when the
+        time is over for which nothing was to begin."""
         if (self._open or self._closed) and not self.is_scheduled:
             # What uvloop has read since the commit was answered goes with this one.
             self._commit()
@@ -345,9 +355,9 @@ class GroupCommit:
         )
         self._is_skewed = self.share.is_skewed(now=now)
         self._closed, self._open = [], {}
-        self._waiting = 0
+        self.waiting = 0
         for record in left:
-            self._waiting += len(record.builder)
+            self.waiting += len(record.builder)
             before = self._open.pop(record.partition, None)
             if before is not None:
                 self._closed.append(before)
@@ -355,7 +365,7 @@ class GroupCommit:
 
     def _admits(self) -> bool:
         """Whether one more commit may begin now in some lane, if all that waits were there."""
-        return any(lane.admits(self._waiting) for lane in self._lanes.values())
+        return any(lane.admits(self.waiting) for lane in self._lanes.values())
 
     def _begin(self, waiting: Batch) -> Batch:
         """Begin the next commit in each lane that admits one more; returns what stays, a
@@ -400,74 +410,8 @@ class GroupCommit:
             tasks = [task for lane in self._lanes.values() for task in lane.under_way]
             if tasks:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            else:  # heavy queues rest
+            else:  # heavy queues rest, or the pace requires a wait
                 await asyncio.sleep(REST_S)
-
-
-class Commit:
-    """The records that go to the storage together. Making it closes them; handing it over puts it
-    under way."""
-
-    __slots__ = (
-        "appends",
-        "asked_us",
-        "batch",
-        "began",
-        "has_light",
-        "headers",
-        "is_answered",
-        "is_share",
-        "lane",
-        "size",
-        "stored",
-        "ticket",
-    )
-
-    def __init__(
-        self, batch: Batch, size: int, began: float, *, is_share: bool, lane: Lane
-    ) -> None:
-        self.batch = batch
-        self.size = size
-        self.began = began
-        self.ticket: int | None = None
-        """Ticket of the lane's breaker; None if it gave none."""
-        self.is_share = is_share
-        """Whether any queue may be in it. False: only light ones are, beside such a commit."""
-        self.lane = lane
-        """The lane of its records when it began (R7)."""
-        self.stored: asyncio.Future[list[Appended]]
-        """The storage's answer."""
-        now_ms, self.asked_us = time.time() * 1000, time.monotonic_ns() // 1000
-        self.appends: list[Append] = []
-        self.headers: list[Header] = []
-        # In one call, because each gives up the interpreter's lock and has to get it back.
-        record_ids, at = os.urandom(len(batch) * _RECORD_ID_BYTES), 0
-        for record in batch:
-            append, header = record.close(record_ids[at : at + _RECORD_ID_BYTES], now_ms)
-            self.appends.append(append)
-            self.headers.append(header)
-            at += _RECORD_ID_BYTES
-        self.is_answered = False
-        self.has_light = True
-        """Whether light queues have records in it."""
-
-    def hand_over(self, storage: Storage) -> None:
-        """Hand the records to the storage. What it raises is raised by `stored`."""
-        try:
-            self.stored = asyncio.ensure_future(storage.append(self.appends, lane=self.lane))
-        except Exception as error:
-            self.stored = asyncio.get_running_loop().create_future()
-            self.stored.set_exception(error)
-
-    def results(self) -> Sequence[Appended | TocsinError]:
-        """Return the storage's answer, one result for each record, once it has come."""
-        error = self.stored.exception()
-        if error is None:
-            return self.stored.result()
-        if not isinstance(error, TocsinError):  # a bug: nobody waits for ever
-            logger.error("a commit failed: unexpected", exc_info=error)
-            error = Unknown(f"internal: {error!r}")
-        return [error] * len(self.batch)
 
 
 class Committer:
@@ -497,8 +441,9 @@ class Committer:
             trial_s=limits.COMMIT_DEADLINE_S + 1,
         )
         self._watch: asyncio.TimerHandle | None = None
+        self._pace = CommitPace()
         self._rest: asyncio.TimerHandle | None = None
-        """Timer that ends the rest of heavy queues; None if none waits for that."""
+        """Timer that begins the next commit; None if neither heavy queues nor the pace wait."""
         self._shared = 0
         """Number of commits under way that have a share of every queue."""
         self.is_calm = True
@@ -524,10 +469,13 @@ class Committer:
 
     def has_small_next(self, *, is_due: bool) -> bool:
         """Whether a commit is under way, or has just been answered, and none is behind it; or one
-        begins now (`is_due`). False if the last one was large: what goes with such a one waits for
-        longer than both would take."""
+        begins now (`is_due`), or is expected soon. False if the last one was large: what goes with
+        such a one waits for longer than both would take."""
+        if self._last_size > SMALL_BYTES:
+            return False
         is_last = len(self._under_way) + self._ending == 1
-        return self._last_size <= SMALL_BYTES and (is_last or is_due)
+        now = asyncio.get_running_loop().time()
+        return is_last or is_due or (not self._under_way and self._pace.expects(now=now))
 
     def is_appending(self, partition: Partition) -> bool:
         """Whether an append is under way there, whose answer will notify followers."""
@@ -610,7 +558,7 @@ class Committer:
         """Whether one more commit may begin now, if `count` messages wait for it."""
         under_way = len(self._under_way)
         if not under_way:
-            return True
+            return not self._must_rest(count)
         if any(one.lane != self._lane_now(one.batch) for one in self._under_way.values()):
             return False  # one has failed: what waits behind it is held up first (R7)
         now = asyncio.get_running_loop().time()
@@ -620,6 +568,16 @@ class Committer:
             return True
         # Else what comes next goes with the next one.
         return under_way < LIGHT_COMMITS_MAX and self._share.is_skewed(now=now)
+
+    def _must_rest(self, count: int) -> bool:
+        """Whether nothing begins yet, because the last commit began just now. Then the next one
+        begins when the time is over."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        wait_s = 0.0 if self._share.is_skewed(now=now) else self._pace.wait_s(count, now=now)
+        if wait_s and self._rest is None:
+            self._rest = loop.call_later(wait_s, self._end_rest)
+        return wait_s > 0
 
     def holds(self, now: float) -> bool:
         """Whether nothing of heavy queues begins now."""
@@ -671,17 +629,14 @@ class Committer:
         commit.ticket = self.breaker.admit(now=now)
         self._shared += is_share
         self._last_size = size
+        self._pace.begin(now=now)
         commit.hand_over(self._storage)
         self._under_way[commit.stored] = commit
         commit.stored.add_done_callback(self._on_stored)
         if self._watch is None:
             self._watch = loop.call_later(_WATCH_EVERY_S, self._check_ages)
-        self._notify()
-
-    def _notify(self) -> None:
-        """Notify the listeners that a commit has begun or ended."""
         for listener in self._group.listeners:
-            listener(self._number)
+            listener.on_begin(self._number)
 
     # --- Ending --------------------------------------------------------------------------------
 
@@ -694,6 +649,7 @@ class Committer:
         finally:
             self._shared -= self._under_way.pop(stored).is_share
             self._ending += 1
+            self._pace.end(self._group.waiting)
             # The next one takes along what the loop reads from the sockets before that turn.
             asyncio.get_running_loop().call_soon(self._begin_next)
 
@@ -787,5 +743,9 @@ class Committer:
     def _begin_next(self) -> None:
         self._ending -= 1
         # Behind the next one, if that begins now or in the next turn.
-        asyncio.get_running_loop().call_soon(self._notify)
+        asyncio.get_running_loop().call_soon(self._notify_end)
         self._group.on_free()
+
+    def _notify_end(self) -> None:
+        for listener in self._group.listeners:
+            listener.on_end(self._number)

@@ -293,9 +293,9 @@ async def test_what_waits_for_a_commit_waits_in_its_lane_alone(
     await turns()
     if last_word == "moved":
         assert written == [20]
-        cursor_writer.moved(2)
+        cursor_writer.on_begin(2)
         assert written == [20]
-        cursor_writer.moved(1)
+        cursor_writer.on_begin(1)
     if last_word == "drained":
         await cursor_writer.drain()
     if last_word == "late":

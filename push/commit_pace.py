@@ -1,0 +1,60 @@
+"""The pace of the commits of one lane, which decides when the next one may begin. Pure.
+
+A commit costs about as much with one message as with twenty. If each began as soon as the one
+before has ended, commits would follow each other without a pause from some hundred messages a
+second on, and keep a whole core busy with few messages in each. So a commit for which messages
+waited already begins no sooner than PACE_S after the one before began. A message that comes when
+nothing waits and no commit is under way is not delayed: neither a lonely one, nor those of a
+producer that waits for each receipt. If much waits, the next commit is worth its cost at once.
+
+Changes of cursors go with the next commit, if one is expected soon (`expects`). A transaction of
+their own would cost as much as that of a message.
+"""
+
+from typing import Final
+
+PACE_S: Final = 0.002
+"""Shortest time from the begin of a commit to that of the next one, if messages waited for it.
+measured: docs/benchmarks/tuning.md"""
+ENOUGH_MESSAGES: Final = 32
+"""Number of waiting messages from which the next commit begins as soon as the one before has
+ended."""
+EXPECTED_S: Final = 0.01
+"""Longest time between the begins of two commits after which a third is expected within the same
+time."""
+_TICK_S: Final = 0.000_5
+"""Shortest wait. The timers of the loop count whole milliseconds."""
+_NEVER: Final = float("-inf")
+
+
+class CommitPace:
+    """The begins of one lane's commits. `now`: seconds, monotonic."""
+
+    __slots__ = ("_began_at", "_gap_s", "_is_behind")
+
+    def __init__(self) -> None:
+        self._began_at = _NEVER
+        self._gap_s = float("inf")
+        """Time between the begins of the last two commits."""
+        self._is_behind = False
+        """Whether messages waited when the last commit ended."""
+
+    def begin(self, *, now: float) -> None:
+        """Note that a commit begins."""
+        self._gap_s, self._began_at = now - self._began_at, now
+
+    def end(self, waiting: int) -> None:
+        """Note that a commit has ended, while this number of messages waits for the next one."""
+        self._is_behind = waiting > 0
+
+    def wait_s(self, waiting: int, *, now: float) -> float:
+        """Return for how many seconds the next commit may not begin, if this number of messages
+        waits for it; 0: it may begin now."""
+        if not self._is_behind or waiting >= ENOUGH_MESSAGES:
+            return 0.0
+        wait_s = self._began_at + PACE_S - now
+        return wait_s if wait_s >= _TICK_S else 0.0
+
+    def expects(self, *, now: float) -> bool:
+        """Whether another commit is expected soon, judging by the time between the last two."""
+        return self._gap_s <= EXPECTED_S and now < self._began_at + EXPECTED_S

@@ -1,0 +1,55 @@
+"""When the next commit may begin, and whether one is expected: `push.commit_pace`."""
+
+import pytest
+
+from push.commit_pace import ENOUGH_MESSAGES, EXPECTED_S, PACE_S, CommitPace
+
+
+def after_one(waiting: int = 1) -> CommitPace:
+    """Return the pace after a commit that began at 10 s and ended with messages waiting."""
+    pace = CommitPace()
+    pace.begin(now=10.0)
+    pace.end(waiting)
+    return pace
+
+
+def test_the_first_commit_begins_at_once() -> None:
+    assert CommitPace().wait_s(1, now=10.0) == 0.0
+
+
+def test_a_commit_for_which_messages_waited_keeps_its_distance() -> None:
+    pace = after_one()
+    assert pace.wait_s(1, now=10.0 + PACE_S / 4) == pytest.approx(PACE_S * 3 / 4)
+    assert pace.wait_s(1, now=10.0 + PACE_S) == 0.0
+
+
+def test_a_producer_that_waits_for_each_receipt_is_not_delayed() -> None:
+    assert after_one(waiting=0).wait_s(1, now=10.0 + PACE_S / 4) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("waiting", "waits"), [(ENOUGH_MESSAGES - 1, True), (ENOUGH_MESSAGES, False)]
+)
+def test_much_that_waits_begins_at_once(waiting: int, waits: bool) -> None:
+    assert (after_one().wait_s(waiting, now=10.0) > 0) is waits
+
+
+def test_a_wait_that_no_timer_can_count_is_none() -> None:
+    assert after_one().wait_s(1, now=10.0 + PACE_S - 0.000_4) == 0.0
+
+
+def test_another_commit_is_expected_while_they_come_often() -> None:
+    pace = CommitPace()
+    assert not pace.expects(now=10.0)
+    pace.begin(now=10.0)
+    assert not pace.expects(now=10.0)  # one alone says nothing
+    pace.begin(now=10.0 + EXPECTED_S)
+    assert pace.expects(now=10.0 + EXPECTED_S)
+    assert not pace.expects(now=10.0 + 2 * EXPECTED_S)
+
+
+def test_none_is_expected_when_they_come_rarely() -> None:
+    pace = CommitPace()
+    pace.begin(now=10.0)
+    pace.begin(now=10.1 + EXPECTED_S)
+    assert not pace.expects(now=10.1 + EXPECTED_S)
