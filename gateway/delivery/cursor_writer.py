@@ -61,6 +61,7 @@ class CursorWriter:
     which the writes of a lane wait for; None: nothing is published here."""
 
     def __init__(self, storage: Storage, commits: GroupCommit | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         self._storage = storage
         self._commits = commits
         if commits is not None:
@@ -83,9 +84,9 @@ class CursorWriter:
         self._dirty[writer] = None
         if urgent:
             if self._soon is None:
-                self._soon = asyncio.get_running_loop().call_soon(self._flush)
+                self._soon = self._loop.call_soon(self._flush)
         elif self._timer is None and self._soon is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_AFTER_S, self._flush)
+            self._timer = self._loop.call_later(FLUSH_AFTER_S, self._flush)
 
     def watch(self, written: Callable[[Partition], None]) -> None:
         """Call `written` with the partition of each cursor write that has become durable. If
@@ -128,22 +129,21 @@ class CursorWriter:
         return self._commits is not None and self._commits.is_busy(number)
 
     def _hold(self, number: int, writers: dict[CursorSource, None]) -> None:
-        loop = asyncio.get_running_loop()
         if number not in self._held:
             self._held[number] = {}
-            self._until[number] = loop.call_later(HELD_S, self.on_begin, number)
+            self._until[number] = self._loop.call_later(HELD_S, self.on_begin, number)
         self._held[number].update(writers)
-        loop.call_soon(self.on_end, number)  # if the commit that was to begin does not
+        self._loop.call_soon(self.on_end, number)  # if the commit that was to begin does not
 
     def _write_those(self, writers: dict[CursorSource, None]) -> None:
         """Hand over to the storage the writes of these cursors, all of one lane."""
-        wall_unix_ms, loop = int(time.time() * 1000), asyncio.get_running_loop()
+        wall_unix_ms = int(time.time() * 1000)
         taken: Taken = []
         for writer in writers:
             try:
                 write = writer.take_write(wall_unix_ms=wall_unix_ms)
             except Exception as error:  # a bug, of this one: the others, and commits, go on
-                loop.call_exception_handler({"message": "unexpected", "exception": error})
+                self._loop.call_exception_handler({"message": "unexpected", "exception": error})
             else:
                 if write is not None:
                     taken.append((writer, write))
@@ -181,13 +181,12 @@ class CursorWriter:
                 self._hand_over([one])
 
     def _not_written(self, taken: Taken, error: TocsinError) -> None:
-        loop = asyncio.get_running_loop()
         for writer, _ in taken:
             writer.not_written(error)
             # Whatever the error was, nothing else would write it, and an owned partition that ends
             # waits for that. After a failover certified offsets are not certified for a moment
             # (R10).
-            loop.call_later(RETRY_AFTER_S, self.mark, writer)
+            self._loop.call_later(RETRY_AFTER_S, self.mark, writer)
 
     def _written(self, writer: CursorSource, write: CursorWrite, answer: Written) -> None:
         if answer.fenced:

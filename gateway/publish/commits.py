@@ -106,6 +106,7 @@ class GroupCommit:
         """`is_unmade`: whether a queue that the storage does not have is yet to be made there.
         `in_parts`: whether the storage has several servers, whose lanes fail apart. The lanes
         themselves become known only when somebody publishes there."""
+        self.loop = asyncio.get_running_loop()
         self.storage = storage
         self.tail = tail
         self.share = share
@@ -200,7 +201,7 @@ class GroupCommit:
 
     def _has_room(self, route: Route, count: int) -> bool:
         own, pending = route.pending, self.pending
-        weight, now = commit_weight(own.messages, own.bytes), asyncio.get_running_loop().time()
+        weight, now = commit_weight(own.messages, own.bytes), self.loop.time()
         if self.share.has_too_much(route.queue.queue_id, weight, now=now):
             return False
         return (
@@ -232,7 +233,7 @@ class GroupCommit:
     def has_enough(self) -> bool:
         """Whether nothing more of heavy queues is needed yet, because more of it waits than the
         next commits take, or nothing of it begins now."""
-        now = asyncio.get_running_loop().time()
+        now = self.loop.time()
         if any(lane.holds(now) for lane in self._lanes.values()):
             return True
         lanes = [lane for lane in self._lanes.values() if lane.age(now) < LATE_S]
@@ -284,7 +285,7 @@ class GroupCommit:
         self.waiting += messages
         if messages and not self.is_scheduled:
             self.is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._commit)
+            self.loop.call_soon(self._commit)
 
     def release(self, record: OpenRecord) -> None:
         """Take a record's messages out of the backlogs of its lane, its queue and all queues."""
@@ -347,7 +348,7 @@ class GroupCommit:
         if not (self._open or self._closed) or not self._admits():
             return
         left = self._begin([*self._closed, *self._open.values()])
-        now = asyncio.get_running_loop().time()
+        now = self.loop.time()
         is_shared = self.share.is_shared(now=now)
         # What is shared goes with commits record by record.
         self._record_bytes_max = (
@@ -421,6 +422,7 @@ class Committer:
         """`number`: the lane's."""
         self.backlog = Backlog()
         """Messages of this lane whose commit has not ended."""
+        self._loop = group.loop
         self._group = group
         self._number = number
         self._storage = group.storage
@@ -474,7 +476,7 @@ class Committer:
         if self._last_size > SMALL_BYTES:
             return False
         is_last = len(self._under_way) + self._ending == 1
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         return is_last or is_due or (not self._under_way and self._pace.expects(now=now))
 
     def is_appending(self, partition: Partition) -> bool:
@@ -508,7 +510,7 @@ class Committer:
 
     def refusal(self) -> Refused | None:
         """Return why new publishes to this lane are refused; None if they are not."""
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         age = self.age(now)
         if age >= limits.COMMIT_SLOW_S:
             detail = f"the storage is slow: a commit has been under way for {age:.0f} s"
@@ -526,7 +528,7 @@ class Committer:
 
     def _check_ages(self) -> None:
         """Have publishes refused if a commit is slow, and answer those that are too slow."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         self._watch = None
         if not self._under_way:
             return
@@ -561,7 +563,7 @@ class Committer:
             return not self._must_rest(count)
         if any(one.lane != self._lane_now(one.batch) for one in self._under_way.values()):
             return False  # one has failed: what waits behind it is held up first (R7)
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if not self._share.is_shared(now=now):
             return under_way < COMMITS_MAX and count >= COMMIT_AHEAD_MIN
         if not (self._shared or self.holds(now)):
@@ -572,11 +574,10 @@ class Committer:
     def _must_rest(self, count: int) -> bool:
         """Whether nothing begins yet, because the last commit began just now. Then the next one
         begins when the time is over."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = self._loop.time()
         wait_s = 0.0 if self._share.is_skewed(now=now) else self._pace.wait_s(count, now=now)
         if wait_s and self._rest is None:
-            self._rest = loop.call_later(wait_s, self._end_rest)
+            self._rest = self._loop.call_later(wait_s, self._end_rest)
         return wait_s > 0
 
     def holds(self, now: float) -> bool:
@@ -587,7 +588,7 @@ class Committer:
     def begin(self, waiting: Batch) -> Batch:
         """Begin the next commit with the records that go now, perhaps none. Returns those that
         stay, in their order."""
-        now, share = asyncio.get_running_loop().time(), self._share
+        now, share = self._loop.time(), self._share
         sizes = [(record.partition.queue_id, record.weight) for record in waiting]
         is_beside = self.holds(now) or (self._shared > 0 and share.is_shared(now=now))
         if is_beside:
@@ -596,8 +597,7 @@ class Committer:
             rest_s = share.rest_s((owner for owner, _ in sizes), now=now, lane=self._number)
             if rest_s:
                 if self._rest is None:
-                    loop = asyncio.get_running_loop()
-                    self._rest = loop.call_later(rest_s, self._end_rest)
+                    self._rest = self._loop.call_later(rest_s, self._end_rest)
                 return waiting
             chosen = share.choose(sizes, now=now, lane=self._number)
         if not chosen:
@@ -620,7 +620,7 @@ class Committer:
         return self._storage.lane(record.partition, queue.settings.durability)
 
     def _start(self, batch: Batch, size: int, *, is_share: bool) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         now, appending = loop.time(), self._appending
         commit = Commit(batch, size, now, is_share=is_share, lane=self._lane_now(batch))
         for record in batch:
@@ -651,12 +651,12 @@ class Committer:
             self._ending += 1
             self._pace.end(self._group.waiting)
             # The next one takes along what the loop reads from the sockets before that turn.
-            asyncio.get_running_loop().call_soon(self._begin_next)
+            self._loop.call_soon(self._begin_next)
 
     def _end(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
         """Judge the storage by its answer, and give every record its own."""
         times = CommitTimes(commit.asked_us, time.monotonic_ns() // 1000)
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         self._share.measure(now - commit.began, commit.size, now=now)
         if commit.ticket is not None and not commit.is_answered:
             first = results[0] if results else None
@@ -743,7 +743,7 @@ class Committer:
     def _begin_next(self) -> None:
         self._ending -= 1
         # Behind the next one, if that begins now or in the next turn.
-        asyncio.get_running_loop().call_soon(self._notify_end)
+        self._loop.call_soon(self._notify_end)
         self._group.on_free()
 
     def _notify_end(self) -> None:

@@ -259,6 +259,31 @@ async def test_what_is_settled_as_something_is_published_goes_behind_it(
     assert storing.calls == ["append", "write"]
 
 
+@pytest.mark.parametrize("comes", [True, False])
+async def test_what_is_settled_waits_for_a_commit_that_is_expected(
+    house: House, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    """In one transaction with it; alone if none comes in time."""
+    monkeypatch.setattr("push.commit_pace.EXPECTED_S", 3600)
+    monkeypatch.setattr("gateway.delivery.cursor_writer.HELD_S", 3600 if comes else 0.02)
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(1))
+    await house.publish(queue, numbered(1, first=1))
+    ((place, _, _), _) = await session.take(2)
+    storing = Storing(house, monkeypatch)
+    storing.gate.set()
+    answers: list[Settlement] = []
+    consumer.ack(delivery(place), [], answers.append)
+    await turns()
+    assert (storing.calls, answers) == ([], [])
+    if comes:
+        await house.publish(queue, numbered(1, first=2))
+    await eventually(lambda: answers)
+    assert storing.calls == [*["append"] * comes, "write"]
+
+
 def cursor_writer_of(written: list[int], taken: Collection[int] = ()) -> CursorWriter:
     """Over a storage with a lane for every ten partitions, which notes what it writes. `taken`:
     lanes in which a commit is under way."""

@@ -293,3 +293,29 @@ async def test_the_routes_of_a_deleted_queue_are_forgotten(house: House) -> None
     await house.broker.delete_queue(ANYBODY, "orders")
     assert not house.broker.publisher._routes
     await eventually(lambda: not house.broker.tail.ends)
+
+
+async def test_what_waited_for_a_commit_is_not_committed_right_behind_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it needs no further publish to be committed in the end."""
+    pace_s = 0.05
+    monkeypatch.setattr("push.commit_pace.PACE_S", pace_s)
+    queue = await house.queue()
+    gate, began, loop = asyncio.Event(), list[float](), asyncio.get_running_loop()
+    append = house.memory.append
+
+    async def appending(appends: Sequence[Append], *, lane: Lane | None = None) -> list[Appended]:
+        began.append(loop.time())
+        await gate.wait()
+        return await append(appends, lane=lane)
+
+    monkeypatch.setattr(house.memory, "append", appending)
+    published = [house.submit(queue, numbered(1))]
+    await eventually(lambda: began)
+    published.append(house.submit(queue, numbered(1, first=1)))
+    gate.set()
+    answers = await asyncio.gather(*published)
+    assert [codes(answer) for answer in answers] == [[(0, 0, False)], [(0, 1, False)]]
+    first, second = began
+    assert second - first >= pace_s * 0.9
