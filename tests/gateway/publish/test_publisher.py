@@ -315,7 +315,8 @@ async def test_what_waited_for_a_commit_is_not_committed_right_behind_it(
     await eventually(lambda: began)
     published.append(house.submit(queue, numbered(1, first=1)))
     gate.set()
-    answers = await asyncio.gather(*published)
+    async with asyncio.timeout(10):
+        answers = await asyncio.gather(*published)
     assert [codes(answer) for answer in answers] == [[(0, 0, False)], [(0, 1, False)]]
     first, second = began
     assert second - first >= pace_s * 0.9

@@ -565,7 +565,7 @@ async def test_an_ack_without_ref_is_not_answered(socket: Socket, broker: Memory
     assert await socket.ask(ack(1), ack(2, epoch=0)) == []
     (place,) = broker.consumers
     assert place.unsettled() == 1
-    (answer,) = await socket.ask(ack(2, ref=1))  # it is the other one that is held
+    (answer,) = await socket.ask(ack(2, ref=1), count=1)  # it is the other one that is held
     assert answer["settled"] == 1
 
 
@@ -594,7 +594,7 @@ async def test_an_ack_that_may_not_be_durable_is_unknown(
     group = broker.metadata.find_group(ANYBODY, queue, "g")
     place = CursorPlace(group.group_id, Partition(queue.queue_id, 0))
     await broker.storage.own(place, token=b"of somebody else", assignment=99, epoch_seen=1)
-    answer = (await socket.ask(ack(1, ref=5)))[0]
+    answer = (await socket.ask(ack(1, ref=5), count=1))[0]
     assert (answer["ref"], answer["code"], answer["retry"]) == (5, "unknown", True)
 
 
@@ -614,7 +614,7 @@ async def test_what_was_never_delivered_is_an_error_that_lists_it(
 async def test_nack_and_extend_are_answered_when_they_ask(socket: Socket) -> None:
     await pushed(socket)
     answers = await socket.ask(
-        {**ack(1, ref=1), "type": "extend"}, {**ack(1, ref=2), "type": "nack"}
+        {**ack(1, ref=1), "type": "extend"}, {**ack(1, ref=2), "type": "nack"}, count=2
     )
     assert [(answer["ref"], answer["settled"]) for answer in answers] == [(1, 1), (2, 1)]
     assert await socket.ask({**ack(2), "type": "extend"}, {**ack(2), "type": "nack"}) == []
@@ -685,7 +685,7 @@ async def test_a_drain_waits_for_the_answers_of_publishes(
     (drain,) = await socket.ask(publish(2, 2))  # still taken: it can still be committed
     assert drain["type"] == "drain"
     held[0].set()
-    await settle()
+    await until(lambda: len(held) == 2)
     assert socket.close_code is None
     held[1].set()
     await settle()
