@@ -28,7 +28,7 @@ FLUSH_AFTER_S: Final = 0.02
 """Seconds after which a changed cursor is flushed, if nothing waits for the write. A crash may lose
 the acks of that time that were not to be confirmed, so that their messages come again."""
 RETRY_AFTER_S: Final = 0.5
-HELD_S: Final = 0.01
+HELD_S: Final = 0.02
 """Longest time in seconds that cursor writes wait for a commit of published records."""
 
 
