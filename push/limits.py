@@ -80,7 +80,8 @@ MARK_BYTES: Final = 64 * 1024
 """Bytes sent to a client after which a mark is set, which the client answers when all of them have
 arrived (push.transit). That takes eight seconds on the slowest line, less than a lease."""
 MARK_BYTES_MAX: Final = 256 * 1024
-"""Largest number of bytes sent after which a mark is set, on a line that is known to carry much."""
+"""Upper bound of the bytes that are sent between two marks, on a connection that is known to carry
+much."""
 TRANSIT_BYTES_MIN: Final = 128 * 1024
 TRANSIT_BYTES_MAX: Final = 4 * 1_048_576
 """Most bytes in transit to a client before it is given more: from the first, on a slow line, up to
@@ -193,8 +194,9 @@ are durably there; beyond, the partition waits. Half of them go at a time. [With
 at once, each key's offsets came to a page of their own, and a tenth of all bytes written were such
 pages.]"""
 DYING_PER_PARTITION_MAX: Final = 1024
-"""Messages of a (group, partition) that were sent to the dead letters one by one, while that is
-being written; beyond, the partition waits."""
+"""Number of messages of a (group, partition) that may be on their way to the dead letters one by
+one, until the cursor's write about them is durable. Beyond it nothing is given for the first time;
+messages that returned are still tried again."""
 DEAD_RANGES_MAX: Final = 4096
 """Ranges of messages on their way to the dead letters, per group and partition; beyond, the
 partition waits until some have arrived. A backlog that expires is one range."""

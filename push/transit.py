@@ -77,7 +77,7 @@ class Transit:
         self._unconfirmed = 0
         self._window = limits.TRANSIT_BYTES_MIN
         self._covered_until = nextafter(opened_at, -inf)
-        """Time until which everything that was given has arrived."""
+        """A time: everything that was given to the transport up to it has arrived."""
         self._slow: list[_Arrival] = []
         """Latest arrivals that took long."""
         self._answered_at = -inf

@@ -20,7 +20,7 @@ FOREIGN: Final = "no delivery log"
 one."""
 CONTRADICTS: Final = "contradicts another file of its number"
 _OTHERS: Final = re.compile(r"(usage|audit)-[^/]*\.jsonl")
-"""Names of files of the logs beside this one."""
+"""Names of files of the usage log and the audit trail, whose folders are next to this log's."""
 _NAME: Final = re.compile(r"([0-9a-zA-Z_-]+?)-(\d+)-(\d+)\.jsonl")
 
 

@@ -61,7 +61,7 @@ class LetterSearch:
         self._before = {state.partition: state for state in before}
         self._ends: dict[Partition, int] = {}
         """Partition → lowest end of its log that the search has seen. The letters can only be below
-        that offset."""
+        that offset. The lowest counts, because a failover may have lost the end of the log."""
 
     async def found(self) -> set[str]:
         """Return the ids of those searched letters that the dead-letter queue has; none if the

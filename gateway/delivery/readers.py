@@ -65,7 +65,8 @@ class Reader:
         """Partition → next offset to read for it, of the partitions in which it is behind the
         tail."""
         self.floors: dict[int, int] = {}
-        """Partition → offset from which on it takes part in fan-outs again, after it was behind."""
+        """Partition → offset from which on it takes part in fan-outs: after it was behind, or if
+        its start is still to come."""
         self.catching_up: asyncio.Task[None] | None = None
         self.closed = False
 
@@ -142,7 +143,8 @@ def fitting(record: Record, offsets: list[int]) -> int:
 
 
 def pieces(record: Record) -> Pieces:
-    """Cut a record into pushes of PUSH_BYTES_MAX and PUSH_MESSAGES_MAX at most."""
+    """Cut a record into pushes of PUSH_BYTES_MAX and PUSH_MESSAGES_MAX at most. A single larger
+    message is a push of its own."""
     cut: Pieces = []
     first = record.first
     while first <= record.last:

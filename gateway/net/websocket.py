@@ -134,7 +134,8 @@ class WebSocketConnection(asyncio.Protocol):
         self._server_state = server_state
         self._transport = cast(asyncio.Transport, None)
         self._has_handshake = False
-        """Whether the client has sent the request of the handshake."""
+        """Whether the client has sent its first bytes, which must be the whole request of the
+        handshake."""
         self._outbox: list[bytes] = []
         """Encoded frames that wait for the flush."""
         self._outbox_bytes = 0

@@ -424,7 +424,7 @@ def dead_letters_sentence(dying: int, why: str | None) -> str:
 
 
 def _short(reason: str) -> str:
-    """Shorten a reason to one line."""
+    """Return a reason in one line, cut at REASON_SHOWN_MAX."""
     text = " ".join(reason.split())
     return text if len(text) <= REASON_SHOWN_MAX else f"{text[: REASON_SHOWN_MAX - 1]}…"
 

@@ -6,8 +6,9 @@
 publish there, and nobody else. Each lane has its own commits, breaker, deadline and bound for what
 waits. Heavy queues are found across all lanes, because these share the process.
 
-No timer starts a commit. A commit begins as soon as something waits. Messages that arrive while
-commits are under way make the next one larger:
+A commit begins as soon as something waits. Messages that arrive while commits are under way make
+the next one larger. If there were any, it begins no sooner than PACE_S after the last one began
+(`push.commit_pace`):
 
 next      a commit takes everything that waits. If several queues publish, it takes a fair share
           of each (`push.commit_sharing`), so that the next commit is never far. Beside heavy queues

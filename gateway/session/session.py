@@ -558,7 +558,7 @@ class Session:
             place += count
 
     def _await_queue(self, frame: frames.Publish) -> None:
-        """Put a publish aside, because its queue does not exist and perhaps may be made. Nothing
+        """Put a publish aside, because its queue does not exist and may be created by it. Nothing
         more is read meanwhile, so that only what had been read already waits (P9)."""
         if self._new_queues is None:
             self._new_queues = {}

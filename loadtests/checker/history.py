@@ -514,7 +514,8 @@ Call = Literal[
 
 
 class _Told(msgspec.Struct, gc=False):
-    """The frame of a "world" line; fields that a call does not have keep their defaults."""
+    """The details of a "world" line, which notes an event of the run itself, such as the begin of a
+    fault or the start of a gateway. Fields that the event does not have keep their defaults."""
 
     gateway: str = ""
     fault: int = 0

@@ -148,7 +148,8 @@ async def _life(
     *,
     synced: bool,
 ) -> None:
-    """Run one broker, and copy its disk at random instants while it works. `synced`: the disk is
+    """Run one broker, and copy its disk at random instants while it works. Each copy is opened by a
+    second broker and judged into `report`. `synced`: the disk is
     synced from outside when the queue exists, so that only messages can be missing."""
     log = image.with_suffix(".jsonl")
     shared = RunState(server.url, log, Random(chance.random()))

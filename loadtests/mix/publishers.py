@@ -151,8 +151,9 @@ class _Publisher(ABC):
 
 
 class SocketPublisher(_Publisher):
-    """A publisher over a WebSocket, with numbered publishes. Messages without an answer, or not
-    stored, are sent again under the same sequence, if need be over another socket."""
+    """A publisher over a WebSocket, with numbered publishes. Messages without an answer, or
+    answered with an error that may be retried, are sent again under the same sequence, if need be
+    over another socket. A message that is refused for good is given up."""
 
     def __init__(self, context: ProcessContext, transport: MakeTransport = Socket) -> None:
         super().__init__(context, "websocket")

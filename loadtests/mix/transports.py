@@ -114,7 +114,7 @@ class Socket:
 
 
 class _Batch(msgspec.Struct):
-    """The answer to a poll."""
+    """The answer to a poll, or to the request that opens the session."""
 
     session: str
     batch: int

@@ -480,8 +480,8 @@ class Scan:
         wall_unix_ms: int,
         share: Share | None,
     ) -> Push | None:
-        """Push the messages of first..last that go out, and skip those that wait. None: all of them
-        wait."""
+        """Push the messages of first..last that go out now, and skip those that wait for their key
+        or have expired. None: none goes out. It may stop before `last`, at a bound."""
         skips: list[int] = []
         waiting = self._waiting
         lines, pending = waiting.lines.by_key, waiting.pending
