@@ -16,7 +16,7 @@ over all the same.
 import asyncio
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, Protocol
 
 from gateway.publish.commits import GroupCommit
@@ -61,7 +61,6 @@ class CursorWriter:
     which the writes of a lane wait for; None: nothing is published here."""
 
     def __init__(self, storage: Storage, commits: GroupCommit | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
         self._storage = storage
         self._commits = commits
         if commits is not None:
@@ -77,6 +76,10 @@ class CursorWriter:
         self.fenced_writes = 0
         """Number of writes that the storage refused, because the place had a newer owner."""
         self._watchers: list[Callable[[Partition], None]] = []
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
 
     def mark(self, writer: CursorSource, *, urgent: bool = False) -> None:
         """Write a cursor with the next flush. `urgent`: something waits for the write, so the flush

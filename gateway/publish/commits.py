@@ -26,6 +26,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Final, Protocol
 
 from gateway.deliverylog.log import CommittedOrigins, CommitTimes, DeliveryLog
@@ -107,7 +108,6 @@ class GroupCommit:
         """`is_unmade`: whether a queue that the storage does not have is yet to be made there.
         `in_parts`: whether the storage has several servers, whose lanes fail apart. The lanes
         themselves become known only when somebody publishes there."""
-        self.loop = asyncio.get_running_loop()
         self.storage = storage
         self.tail = tail
         self.share = share
@@ -130,6 +130,12 @@ class GroupCommit:
         self._is_skewed = False
         """Whether heavy queues had light ones beside them at the last commit, so that commits have
         to distinguish the queues of messages."""
+
+    @cached_property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop on which everything happens. Python 3.11 asks the kernel for the process
+        with each call of `get_running_loop`."""
+        return asyncio.get_running_loop()
 
     def __len__(self) -> int:
         """Return the number of commits under way."""
