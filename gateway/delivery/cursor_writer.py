@@ -64,7 +64,8 @@ class CursorWriter:
         self._storage = storage
         self._commits = commits
         if commits is not None:
-            commits.watch(self)
+            commits.on_begin.append(self.on_begin)
+            commits.on_end.append(self.on_end)
         self._dirty: dict[CursorSource, None] = {}
         self._held: dict[int, dict[CursorSource, None]] = {}
         """Lane number → cursors whose writes wait for a commit of published records there."""

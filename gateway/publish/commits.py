@@ -27,7 +27,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.deliverylog.log import CommittedOrigins, CommitTimes, DeliveryLog
 from gateway.publish.batch import (
@@ -79,17 +79,6 @@ _QUEUE_NOT_FOUND: Final = NotStored("queue_not_found")
 Batch = list[OpenRecord]
 
 
-class CommitListener(Protocol):
-    """An object that acts when commits begin and end."""
-
-    def on_begin(self, lane: int) -> None:
-        """React to a commit that was handed to the storage in the lane of this number."""
-
-    def on_end(self, lane: int) -> None:
-        """React to a commit that has ended there. If the next one begins at once, this comes after
-        its begin."""
-
-
 class GroupCommit:
     """The open records of all partitions, and the committers of all lanes. Everything happens on
     one event loop."""
@@ -115,7 +104,11 @@ class GroupCommit:
         self.is_unmade = is_unmade
         self._orders = orders
         self._in_parts = in_parts
-        self.listeners: list[CommitListener] = []
+        self.on_begin: list[Callable[[int], None]] = []
+        """Called with a lane's number when a commit was handed to the storage there."""
+        self.on_end: list[Callable[[int], None]] = []
+        """Called with a lane's number when a commit has ended there. If the next one begins at
+        once, this comes after its begin."""
         self._lanes: dict[int, Committer] = {}
         self._open: dict[Partition, OpenRecord] = {}
         self._closed: Batch = []
@@ -154,10 +147,6 @@ class GroupCommit:
     def messages_total(self) -> int:
         """Number of messages that were stored."""
         return sum(lane.messages_total for lane in self._lanes.values())
-
-    def watch(self, listener: CommitListener) -> None:
-        """Notify a listener of the commits of all lanes."""
-        self.listeners.append(listener)
 
     def _lane_of(self, route: Route, partition: Partition) -> "Committer":
         queue = route.queue
@@ -642,8 +631,8 @@ class Committer:
         commit.stored.add_done_callback(self._on_stored)
         if self._watch is None:
             self._watch = loop.call_later(_WATCH_EVERY_S, self._check_ages)
-        for listener in self._group.listeners:
-            listener.on_begin(self._number)
+        for listener in self._group.on_begin:
+            listener(self._number)
 
     # --- Ending --------------------------------------------------------------------------------
 
@@ -754,5 +743,5 @@ class Committer:
         self._group.on_free()
 
     def _notify_end(self) -> None:
-        for listener in self._group.listeners:
-            listener.on_end(self._number)
+        for listener in self._group.on_end:
+            listener(self._number)

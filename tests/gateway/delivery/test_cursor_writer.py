@@ -296,7 +296,7 @@ def cursor_writer_of(written: list[int], taken: Collection[int] = ()) -> CursorW
         return SimpleNamespace(number=partition.number // 10)
 
     storage = cast(Storage, SimpleNamespace(lane=lane, write_cursors=write_cursors))
-    commits = SimpleNamespace(is_busy=lambda number: number in taken, watch=lambda _: None)
+    commits = SimpleNamespace(is_busy=lambda number: number in taken, on_begin=[], on_end=[])
     return CursorWriter(storage, cast(GroupCommit, commits))
 
 
