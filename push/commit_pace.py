@@ -7,8 +7,10 @@ waited already begins no sooner than PACE_S after the one before began. A messag
 nothing waits and no commit is under way is not delayed: neither a lonely one, nor those of a
 producer that waits for each receipt. If much waits, the next commit is worth its cost at once.
 
-Changes of cursors go with the next commit, if one is expected soon (`expects`). A transaction of
-their own would cost as much as that of a message.
+Changes of cursors go with the next commit, if one is expected soon (`expected_for_s`). A
+transaction of their own would cost as much as that of a message. If the commit does not come
+(`missed`), none is expected for a second: perhaps nothing is published before a change is
+confirmed, as by a worker that publishes, acks, and waits for each answer.
 """
 
 from typing import Final
@@ -22,6 +24,8 @@ ended."""
 EXPECTED_S: Final = 0.01
 """Longest time between the begins of two commits after which a third is expected within the same
 time."""
+DISTRUST_S: Final = 1.0
+"""Seconds for which no commit is expected, after one was that did not come."""
 _TICK_S: Final = 0.000_5
 """Shortest wait. The timers of the loop count whole milliseconds."""
 _NEVER: Final = float("-inf")
@@ -30,7 +34,7 @@ _NEVER: Final = float("-inf")
 class CommitPace:
     """The begins of one lane's commits. `now`: seconds, monotonic."""
 
-    __slots__ = ("_began_at", "_gap_s", "_is_behind")
+    __slots__ = ("_began_at", "_distrusted_until", "_gap_s", "_is_behind")
 
     def __init__(self) -> None:
         self._began_at = _NEVER
@@ -38,6 +42,7 @@ class CommitPace:
         """Time between the begins of the last two commits."""
         self._is_behind = False
         """Whether messages waited when the last commit ended."""
+        self._distrusted_until = _NEVER
 
     def begin(self, *, now: float) -> None:
         """Note that a commit begins."""
@@ -55,6 +60,13 @@ class CommitPace:
         wait_s = self._began_at + PACE_S - now
         return wait_s if wait_s >= _TICK_S else 0.0
 
-    def expects(self, *, now: float) -> bool:
-        """Whether another commit is expected soon, judging by the time between the last two."""
-        return self._gap_s <= EXPECTED_S and now < self._began_at + EXPECTED_S
+    def expected_for_s(self, *, now: float) -> float:
+        """Return for how many seconds another commit is still expected, judging by the time between
+        the last two; 0: none is."""
+        if self._gap_s > EXPECTED_S or now < self._distrusted_until:
+            return 0.0
+        return max(0.0, self._began_at + EXPECTED_S - now)
+
+    def missed(self, *, now: float) -> None:
+        """Note that an expected commit did not come in time."""
+        self._distrusted_until = now + DISTRUST_S

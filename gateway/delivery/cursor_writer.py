@@ -25,11 +25,10 @@ from push.places import CursorPlace, Partition
 from push.storage_port import CursorWrite, Storage, Written
 
 FLUSH_AFTER_S: Final = 0.02
-"""Seconds after which a changed cursor is flushed, if nothing waits for the write. A crash may lose
-the acks of that time that were not to be confirmed, so that their messages come again."""
+"""Seconds after which a changed cursor is flushed, if nothing waits for the write. The write may
+then wait for a commit (HELD_S). A crash may lose the acks of both times that were not to be
+confirmed, so that their messages come again."""
 RETRY_AFTER_S: Final = 0.5
-HELD_S: Final = 0.02
-"""Longest time in seconds that cursor writes wait for a commit of published records."""
 
 
 class CursorSource(Protocol):
@@ -100,16 +99,21 @@ class CursorWriter:
     def on_begin(self, lane: int) -> None:
         """Hand over to the storage the writes that wait in this lane: a commit has begun there, and
         they go with it."""
+        timer = self._until.pop(lane, None)
+        if timer is not None:
+            timer.cancel()
         held = self._held.pop(lane, None)
         if held:
-            self._until.pop(lane).cancel()
             self._write_those(held)
 
     def on_end(self, lane: int) -> None:
         """Hand over the writes that wait in this lane, where a commit has ended, unless the next
         one is expected soon."""
-        if not self._must_wait(lane):
+        wait_s = self._wait_s(lane)
+        if not wait_s:
             self.on_begin(lane)
+        elif lane in self._held:
+            self._hold_for(lane, wait_s)
 
     def _flush(self) -> None:
         for handle in (self._timer, self._soon):
@@ -122,22 +126,36 @@ class CursorWriter:
             number = self._storage.lane(writer.place.partition, "all").number
             lanes.setdefault(number, {})[writer] = None
         for number, some in lanes.items():
-            if self._must_wait(number):
-                self._hold(number, some)
+            wait_s = self._wait_s(number)
+            if wait_s:
+                self._hold(number, some, wait_s)
             else:
-                self._write_those(some)
+                self._held.setdefault(number, {}).update(some)
+                self.on_begin(number)
 
-    def _must_wait(self, number: int) -> bool:
-        """Whether writes wait for the lane's next commit of published records, which is near and
-        small (GroupCommit.is_busy)."""
-        return self._commits is not None and self._commits.is_busy(number)
+    def _wait_s(self, number: int) -> float:
+        """Return for how many seconds, at most, writes wait for the lane's next commit of published
+        records; 0: they do not wait."""
+        return self._commits.cursors_wait_s(number) if self._commits is not None else 0.0
 
-    def _hold(self, number: int, writers: dict[CursorSource, None]) -> None:
-        if number not in self._held:
-            self._held[number] = {}
-            self._until[number] = self._loop.call_later(HELD_S, self.on_begin, number)
-        self._held[number].update(writers)
+    def _hold(self, number: int, writers: dict[CursorSource, None], wait_s: float) -> None:
+        self._held.setdefault(number, {}).update(writers)
+        self._hold_for(number, wait_s)
         self._loop.call_soon(self.on_end, number)  # if the commit that was to begin does not
+
+    def _hold_for(self, number: int, wait_s: float) -> None:
+        """End the wait of a lane in `wait_s`, or before, if that is set already."""
+        timer, at = self._until.get(number), self._loop.time() + wait_s
+        if timer is None or timer.when() > at:
+            if timer is not None:
+                timer.cancel()
+            self._until[number] = self._loop.call_at(at, self._on_late, number)
+
+    def _on_late(self, number: int) -> None:
+        """Hand over the writes of a lane whose next commit has not begun in time."""
+        if self._commits is not None:
+            self._commits.on_missed(number)
+        self.on_begin(number)
 
     def _write_those(self, writers: dict[CursorSource, None]) -> None:
         """Hand over to the storage the writes of these cursors, all of one lane."""

@@ -64,6 +64,8 @@ large one, and would have grown by the time the first has ended."""
 LIGHT_COMMITS_MAX: Final = 4
 """Largest number of a lane's commits under way beside heavy queues: the shared one and those of
 light ones, which go with the storage's next transaction, whatever of heavy queues is in that."""
+HELD_S: Final = 0.02
+"""Longest time in seconds that cursor writes wait for a commit of published records."""
 SMALL_BYTES: Final = 256 * 1024
 """Largest weight of a lane's last commit with which cursor writes wait for the next one. Behind a
 larger one acks would wait for longer than a transaction of their own takes."""
@@ -113,7 +115,7 @@ class GroupCommit:
         self._open: dict[Partition, OpenRecord] = {}
         self._closed: Batch = []
         """Records that take no more messages; each goes before its partition's open one."""
-        self.waiting = 0
+        self._waiting = 0
         """Number of messages that no commit has taken yet."""
         self.pending = Backlog()
         """Messages of all queues whose commit has not ended."""
@@ -278,7 +280,7 @@ class GroupCommit:
         pending.bytes += size
         of_queue.messages += messages
         of_queue.bytes += size
-        self.waiting += messages
+        self._waiting += messages
         if messages and not self.is_scheduled:
             self.is_scheduled = True
             self.loop.call_soon(self._commit)
@@ -318,7 +320,7 @@ class GroupCommit:
         else:
             self._closed.remove(record)
         self._orders.on_not_stored(partition, header)
-        self.waiting -= len(record.builder)
+        self._waiting -= len(record.builder)
         self.release(record)
         record.fail(Refused("storage_unavailable", "an earlier message was not stored"))
 
@@ -352,9 +354,9 @@ class GroupCommit:
         )
         self._is_skewed = self.share.is_skewed(now=now)
         self._closed, self._open = [], {}
-        self.waiting = 0
+        self._waiting = 0
         for record in left:
-            self.waiting += len(record.builder)
+            self._waiting += len(record.builder)
             before = self._open.pop(record.partition, None)
             if before is not None:
                 self._closed.append(before)
@@ -362,7 +364,7 @@ class GroupCommit:
 
     def _admits(self) -> bool:
         """Whether one more commit may begin now in some lane, if all that waits were there."""
-        return any(lane.admits(self.waiting) for lane in self._lanes.values())
+        return any(lane.admits(self._waiting) for lane in self._lanes.values())
 
     def _begin(self, waiting: Batch) -> Batch:
         """Begin the next commit in each lane that admits one more; returns what stays, a
@@ -381,11 +383,18 @@ class GroupCommit:
             left += lane.begin(batch) if lane.admits(count) else batch
         return left
 
-    def is_busy(self, number: int) -> bool:
-        """Whether a lane's next commit is near and the last one was small. What is handed to the
-        storage now would be a transaction of its own in front of the next one."""
+    def cursors_wait_s(self, number: int) -> float:
+        """Return for how many seconds, at most, cursor writes wait for a lane's next commit,
+        because it is near and small; 0: they do not. What is handed to the storage now would be a
+        transaction of its own in front of it."""
         lane = self._lanes.get(number)
-        return lane is not None and lane.has_small_next(is_due=self.is_scheduled)
+        return lane.cursors_wait_s(is_due=self.is_scheduled) if lane is not None else 0.0
+
+    def on_missed(self, number: int) -> None:
+        """Note that cursor writes have waited for a commit of this lane that did not begin."""
+        lane = self._lanes.get(number)
+        if lane is not None:
+            lane.missed()
 
     def has_given_up(self, queue_id: str) -> bool:
         """Whether messages of this queue were answered `unknown` whose commit may yet end."""
@@ -465,15 +474,28 @@ class Committer:
         """The answers of the commits that have not ended."""
         return self._under_way
 
-    def has_small_next(self, *, is_due: bool) -> bool:
-        """Whether a commit is under way, or has just been answered, and none is behind it; or one
-        begins now (`is_due`), or is expected soon. False if the last one was large: what goes with
-        such a one waits for longer than both would take."""
+    def cursors_wait_s(self, *, is_due: bool) -> float:
+        """Return for how many seconds, at most, cursor writes wait for the next commit; 0: they do
+        not. HELD_S if a commit is under way, or has just been answered, and none is behind it, or
+        if one begins now (`is_due`) or after a rest. Less if one is only expected. 0 if the last
+        commit was large: what goes with such a one waits for longer than both take."""
         if self._last_size > SMALL_BYTES:
-            return False
-        is_last = len(self._under_way) + self._ending == 1
-        now = self._loop.time()
-        return is_last or is_due or (not self._under_way and self._pace.expects(now=now))
+            return 0.0
+        is_next = is_due or (self._rest is not None and self._waiting > 0)
+        if is_next or len(self._under_way) + self._ending == 1:
+            return HELD_S
+        return 0.0 if self._under_way else self._pace.expected_for_s(now=self._loop.time())
+
+    def missed(self) -> None:
+        """Note that cursor writes have waited for a commit that did not begin."""
+        if not self._under_way:
+            self._pace.missed(now=self._loop.time())
+
+    @property
+    def _waiting(self) -> int:
+        """Number of messages of this lane that no commit has taken yet."""
+        under_way = [record for one in self._under_way.values() for record in one.batch]
+        return self.backlog.messages - sum(len(record.builder) for record in under_way)
 
     def is_appending(self, partition: Partition) -> bool:
         """Whether an append is under way there, whose answer will notify followers."""
@@ -638,16 +660,16 @@ class Committer:
 
     def _on_stored(self, stored: asyncio.Future[list[Appended]]) -> None:
         """End a commit, whose answer has come."""
-        try:
-            if not stored.cancelled():  # else the loop ends, and nobody waits any more
-                with self._tail.end_of_turn:
+        with self._tail.end_of_turn:
+            try:
+                if not stored.cancelled():  # else the loop ends, and nobody waits any more
                     self._end(self._under_way[stored], self._under_way[stored].results())
-        finally:
-            self._shared -= self._under_way.pop(stored).is_share
-            self._ending += 1
-            self._pace.end(self._group.waiting)
-            # The next one takes along what the loop reads from the sockets before that turn.
-            self._loop.call_soon(self._begin_next)
+            finally:
+                self._shared -= self._under_way.pop(stored).is_share
+                self._ending += 1
+                self._pace.end(self._waiting)
+                # The next one takes along what the loop reads from the sockets before that turn.
+                self._loop.call_soon(self._begin_next)
 
     def _end(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
         """Judge the storage by its answer, and give every record its own."""

@@ -41,8 +41,8 @@ def make_queue(http: Http, plan: Plan, queue: str) -> None:
 
 
 def queues_lag(http: Http, plan: Plan) -> int:
-    """Return the number of messages that the groups have not durably settled. For 20 ms after a
-    settlement it may be too high. Returns 1 when the broker does not answer or refuses, because
+    """Return the number of messages that the groups have not durably settled. For some 40 ms after
+    a settlement it may be too high. Returns 1 when the broker does not answer or refuses, because
     something may be left."""
     found = 0
     for queue in plan.all_queues:

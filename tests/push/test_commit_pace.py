@@ -2,7 +2,7 @@
 
 import pytest
 
-from push.commit_pace import ENOUGH_MESSAGES, EXPECTED_S, PACE_S, CommitPace
+from push.commit_pace import DISTRUST_S, ENOUGH_MESSAGES, EXPECTED_S, PACE_S, CommitPace
 
 
 def after_one(waiting: int = 1) -> CommitPace:
@@ -38,18 +38,37 @@ def test_a_wait_that_no_timer_can_count_is_none() -> None:
     assert after_one().wait_s(1, now=10.0 + PACE_S - 0.000_4) == 0.0
 
 
+def often() -> CommitPace:
+    """Return the pace after two commits, the second at 10 s, EXPECTED_S behind the first."""
+    pace = CommitPace()
+    pace.begin(now=10.0 - EXPECTED_S)
+    pace.begin(now=10.0)
+    return pace
+
+
 def test_another_commit_is_expected_while_they_come_often() -> None:
     pace = CommitPace()
-    assert not pace.expects(now=10.0)
+    assert pace.expected_for_s(now=10.0) == 0
     pace.begin(now=10.0)
-    assert not pace.expects(now=10.0)  # one alone says nothing
-    pace.begin(now=10.0 + EXPECTED_S)
-    assert pace.expects(now=10.0 + EXPECTED_S)
-    assert not pace.expects(now=10.0 + 2 * EXPECTED_S)
+    assert pace.expected_for_s(now=10.0) == 0  # one alone says nothing
+    pace = often()
+    assert pace.expected_for_s(now=10.0) == pytest.approx(EXPECTED_S)
+    assert pace.expected_for_s(now=10.0 + EXPECTED_S / 4) == pytest.approx(EXPECTED_S * 3 / 4)
+    assert pace.expected_for_s(now=10.0 + EXPECTED_S) == 0
 
 
 def test_none_is_expected_when_they_come_rarely() -> None:
-    pace = CommitPace()
-    pace.begin(now=10.0)
+    pace = often()
     pace.begin(now=10.1 + EXPECTED_S)
-    assert not pace.expects(now=10.1 + EXPECTED_S)
+    assert pace.expected_for_s(now=10.1 + EXPECTED_S) == 0
+
+
+def test_after_one_that_did_not_come_none_is_expected_for_a_while() -> None:
+    pace = often()
+    pace.missed(now=10.0 + EXPECTED_S)
+    until = 10.0 + EXPECTED_S + DISTRUST_S
+    for at in (10.5, 10.5 + EXPECTED_S, until - EXPECTED_S, until - 0.001):
+        pace.begin(now=at)
+        assert pace.expected_for_s(now=at) == 0
+    pace.begin(now=until)
+    assert pace.expected_for_s(now=until) > 0

@@ -217,7 +217,7 @@ async def test_what_is_settled_during_a_commit_goes_right_behind_what_is_publish
     house: House, monkeypatch: pytest.MonkeyPatch, publishes: bool
 ) -> None:
     """In one transaction with it; and at once when the commit has ended and nothing is."""
-    monkeypatch.setattr("gateway.delivery.cursor_writer.HELD_S", 3600)
+    monkeypatch.setattr("gateway.publish.commits.HELD_S", 3600)
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -264,8 +264,8 @@ async def test_what_is_settled_waits_for_a_commit_that_is_expected(
     house: House, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
     """In one transaction with it; alone if none comes in time."""
-    monkeypatch.setattr("push.commit_pace.EXPECTED_S", 3600)
-    monkeypatch.setattr("gateway.delivery.cursor_writer.HELD_S", 3600 if comes else 0.02)
+    monkeypatch.setattr("push.commit_pace.EXPECTED_S", 3600 if comes else 0.5)
+    monkeypatch.setattr("gateway.publish.commits.HELD_S", 3600)
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
@@ -284,9 +284,29 @@ async def test_what_is_settled_waits_for_a_commit_that_is_expected(
     assert storing.calls == [*["append"] * comes, "write"]
 
 
-def cursor_writer_of(written: list[int], taken: Collection[int] = ()) -> CursorWriter:
+async def test_one_who_waits_for_each_ack_waits_for_no_commit_twice(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: a worker publishes, acks, and waits for each: until then no commit comes."""
+    monkeypatch.setattr("push.commit_pace.EXPECTED_S", 0.2)
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    loop, took_s = asyncio.get_running_loop(), list[float]()
+    for n in range(8):
+        await house.publish(queue, numbered(1, first=n))
+        place, _, _ = (await session.take(n + 1))[n]
+        began = loop.time()
+        await house.confirm(consumer, delivery(place))
+        took_s.append(loop.time() - began)
+    assert len([took for took in took_s if took > 0.1]) <= 1
+
+
+def cursor_writer_of(
+    written: list[int], taken: Collection[int] = (), held_s: float = 3600
+) -> CursorWriter:
     """Over a storage with a lane for every ten partitions, which notes what it writes. `taken`:
-    lanes in which a commit is under way."""
+    lanes in which a commit is under way, for `held_s` at most."""
 
     async def write_cursors(writes: Sequence[CursorWrite]) -> list[Written]:
         written.extend(write.place.partition.number for write in writes)
@@ -296,20 +316,21 @@ def cursor_writer_of(written: list[int], taken: Collection[int] = ()) -> CursorW
         return SimpleNamespace(number=partition.number // 10)
 
     storage = cast(Storage, SimpleNamespace(lane=lane, write_cursors=write_cursors))
-    commits = SimpleNamespace(is_busy=lambda number: number in taken, on_begin=[], on_end=[])
+    commits = SimpleNamespace(
+        cursors_wait_s=lambda number: held_s if number in taken else 0.0,
+        on_begin=[],
+        on_end=[],
+        on_missed=lambda _: None,
+    )
     return CursorWriter(storage, cast(GroupCommit, commits))
 
 
 @pytest.mark.parametrize("last_word", ["moved", "drained", "began elsewhere", "late"])
-async def test_what_waits_for_a_commit_waits_in_its_lane_alone(
-    monkeypatch: pytest.MonkeyPatch, last_word: str
-) -> None:
+async def test_what_waits_for_a_commit_waits_in_its_lane_alone(last_word: str) -> None:
     """P12: and nothing is left waiting there, whatever becomes of the commit."""
-    if last_word != "late":
-        monkeypatch.setattr("gateway.delivery.cursor_writer.HELD_S", 3600)
     written: list[int] = []
     taken = {1}
-    cursor_writer = cursor_writer_of(written, taken)
+    cursor_writer = cursor_writer_of(written, taken, 0.02 if last_word == "late" else 3600)
     for number in (10, 20):
         cursor_writer.mark(Acks("q", number), urgent=True)
     if last_word == "began elsewhere":
@@ -373,7 +394,7 @@ async def test_a_cursor_that_cannot_be_written_holds_up_no_commit(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P12: a bug of one place, met as the next commit begins."""
-    monkeypatch.setattr("gateway.delivery.cursor_writer.HELD_S", 3600)
+    monkeypatch.setattr("gateway.publish.commits.HELD_S", 3600)
     queue = await house.queue()
     told = told_by_the_loop()
     storing = Storing(house, monkeypatch)
