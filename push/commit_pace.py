@@ -21,6 +21,9 @@ measured: docs/benchmarks/tuning.md"""
 ENOUGH_MESSAGES: Final = 32
 """Number of waiting messages from which the next commit begins as soon as the one before has
 ended."""
+ENOUGH_BYTES: Final = 64 * 1024
+"""Bytes of waiting messages from which the next commit begins likewise. A flood has to be judged
+when it comes (`push.commit_sharing`), and not 2 ms later."""
 EXPECTED_S: Final = 0.01
 """Longest time between the begins of two commits after which a third is expected within the same
 time."""
@@ -52,10 +55,10 @@ class CommitPace:
         """Note that a commit has ended, while this number of messages waits for the next one."""
         self._is_behind = waiting > 0
 
-    def wait_s(self, waiting: int, *, now: float) -> float:
-        """Return for how many seconds the next commit may not begin, if this number of messages
-        waits for it; 0: it may begin now."""
-        if not self._is_behind or waiting >= ENOUGH_MESSAGES:
+    def wait_s(self, waiting: int, size: int, *, now: float) -> float:
+        """Return for how many seconds the next commit may not begin, if this number of messages, of
+        `size` bytes in all, waits for it; 0: it may begin now."""
+        if not self._is_behind or waiting >= ENOUGH_MESSAGES or size >= ENOUGH_BYTES:
             return 0.0
         wait_s = self._began_at + PACE_S - now
         return wait_s if wait_s >= _TICK_S else 0.0

@@ -593,7 +593,9 @@ class Committer:
         """Whether nothing begins yet, because the last commit began just now. Then the next one
         begins when the time is over."""
         now = self._loop.time()
-        wait_s = 0.0 if self._share.is_skewed(now=now) else self._pace.wait_s(count, now=now)
+        if self._share.is_skewed(now=now):
+            return False
+        wait_s = self._pace.wait_s(count, self.backlog.bytes, now=now)
         if wait_s and self._rest is None:
             self._rest = self._loop.call_later(wait_s, self._end_rest)
         return wait_s > 0

@@ -2,7 +2,14 @@
 
 import pytest
 
-from push.commit_pace import DISTRUST_S, ENOUGH_MESSAGES, EXPECTED_S, PACE_S, CommitPace
+from push.commit_pace import (
+    DISTRUST_S,
+    ENOUGH_BYTES,
+    ENOUGH_MESSAGES,
+    EXPECTED_S,
+    PACE_S,
+    CommitPace,
+)
 
 
 def after_one(waiting: int = 1) -> CommitPace:
@@ -14,28 +21,33 @@ def after_one(waiting: int = 1) -> CommitPace:
 
 
 def test_the_first_commit_begins_at_once() -> None:
-    assert CommitPace().wait_s(1, now=10.0) == 0.0
+    assert CommitPace().wait_s(1, 100, now=10.0) == 0.0
 
 
 def test_a_commit_for_which_messages_waited_keeps_its_distance() -> None:
     pace = after_one()
-    assert pace.wait_s(1, now=10.0 + PACE_S / 4) == pytest.approx(PACE_S * 3 / 4)
-    assert pace.wait_s(1, now=10.0 + PACE_S) == 0.0
+    assert pace.wait_s(1, 100, now=10.0 + PACE_S / 4) == pytest.approx(PACE_S * 3 / 4)
+    assert pace.wait_s(1, 100, now=10.0 + PACE_S) == 0.0
 
 
 def test_a_producer_that_waits_for_each_receipt_is_not_delayed() -> None:
-    assert after_one(waiting=0).wait_s(1, now=10.0 + PACE_S / 4) == 0.0
+    assert after_one(waiting=0).wait_s(1, 100, now=10.0 + PACE_S / 4) == 0.0
 
 
 @pytest.mark.parametrize(
     ("waiting", "waits"), [(ENOUGH_MESSAGES - 1, True), (ENOUGH_MESSAGES, False)]
 )
 def test_much_that_waits_begins_at_once(waiting: int, waits: bool) -> None:
-    assert (after_one().wait_s(waiting, now=10.0) > 0) is waits
+    assert (after_one().wait_s(waiting, 100, now=10.0) > 0) is waits
+
+
+@pytest.mark.parametrize(("size", "waits"), [(ENOUGH_BYTES - 1, True), (ENOUGH_BYTES, False)])
+def test_many_bytes_that_wait_begin_at_once(size: int, waits: bool) -> None:
+    assert (after_one().wait_s(1, size, now=10.0) > 0) is waits
 
 
 def test_a_wait_that_no_timer_can_count_is_none() -> None:
-    assert after_one().wait_s(1, now=10.0 + PACE_S - 0.000_4) == 0.0
+    assert after_one().wait_s(1, 100, now=10.0 + PACE_S - 0.000_4) == 0.0
 
 
 def often() -> CommitPace:
