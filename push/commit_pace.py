@@ -1,16 +1,11 @@
 """The pace of the commits of one lane, which decides when the next one may begin. Pure.
 
-A commit costs about as much with one message as with twenty. If each began as soon as the one
-before has ended, commits would follow each other without a pause from some hundred messages a
-second on, and keep a whole core busy with few messages in each. So a commit for which messages
-waited already begins no sooner than PACE_S after the one before began. A message that comes when
-nothing waits and no commit is under way is not delayed: neither a lonely one, nor those of a
-producer that waits for each receipt. If much waits, the next commit is worth its cost at once.
+A commit costs about as much with one message as with twenty. So a commit for which messages waited
+begins no sooner than PACE_S after the one before began, unless much waits. A message that comes
+when nothing waits and no commit is under way is not delayed.
 
-Changes of cursors go with the next commit, if one is expected soon (`expected_for_s`). A
-transaction of their own would cost as much as that of a message. If the commit does not come
-(`missed`), none is expected for a second: perhaps nothing is published before a change is
-confirmed, as by a worker that publishes, acks, and waits for each answer.
+Changes of cursors go with the next commit, if one is expected soon. If it does not come, none is
+expected for a second, because a client may publish only when its ack is confirmed.
 """
 
 from typing import Final
@@ -19,14 +14,11 @@ PACE_S: Final = 0.002
 """Shortest time from the begin of a commit to that of the next one, if messages waited for it.
 measured: docs/benchmarks/tuning.md"""
 ENOUGH_MESSAGES: Final = 32
-"""Number of waiting messages from which the next commit begins as soon as the one before has
-ended."""
+"""Number of waiting messages from which the next commit begins at once."""
 ENOUGH_BYTES: Final = 64 * 1024
-"""Bytes of waiting messages from which the next commit begins likewise. A flood has to be judged
-when it comes (`push.commit_sharing`), and not 2 ms later."""
+"""Bytes from which it does so: a flood has to be judged when it comes (`push.commit_sharing`)."""
 EXPECTED_S: Final = 0.01
-"""Longest time between the begins of two commits after which a third is expected within the same
-time."""
+"""Longest time between two commits after which a third is expected within the same time."""
 DISTRUST_S: Final = 1.0
 """Seconds for which no commit is expected, after one was that did not come."""
 _TICK_S: Final = 0.000_5

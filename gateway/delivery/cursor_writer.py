@@ -97,8 +97,7 @@ class CursorWriter:
         self._watchers.append(written)
 
     def on_begin(self, lane: int) -> None:
-        """Hand over to the storage the writes that wait in this lane: a commit has begun there, and
-        they go with it."""
+        """Hand over to the storage the writes that wait in this lane, where a commit has begun."""
         timer = self._until.pop(lane, None)
         if timer is not None:
             timer.cancel()
@@ -107,8 +106,7 @@ class CursorWriter:
             self._write_those(held)
 
     def on_end(self, lane: int) -> None:
-        """Hand over the writes that wait in this lane, where a commit has ended, unless the next
-        one is expected soon."""
+        """Hand over the writes that wait in this lane, unless the next commit is near."""
         wait_s = self._wait_s(lane)
         if not wait_s:
             self.on_begin(lane)
@@ -134,8 +132,7 @@ class CursorWriter:
                 self.on_begin(number)
 
     def _wait_s(self, number: int) -> float:
-        """Return for how many seconds, at most, writes wait for the lane's next commit of published
-        records; 0: they do not wait."""
+        """Return for how many seconds, at most, writes wait for the lane's next commit."""
         return self._commits.cursors_wait_s(number) if self._commits is not None else 0.0
 
     def _hold(self, number: int, writers: dict[CursorSource, None], wait_s: float) -> None:

@@ -6,9 +6,8 @@
 publish there, and nobody else. Each lane has its own commits, breaker, deadline and bound for what
 waits. Heavy queues are found across all lanes, because these share the process.
 
-A commit begins as soon as something waits. Messages that arrive while commits are under way make
-the next one larger. If there were any, it begins no sooner than PACE_S after the last one began
-(`push.commit_pace`):
+A commit begins as soon as something waits, at a pace (`push.commit_pace`). Messages that arrive
+while commits are under way make the next one larger:
 
 next      a commit takes everything that waits. If several queues publish, it takes a fair share
           of each (`push.commit_sharing`), so that the next commit is never far. Beside heavy queues
@@ -109,8 +108,7 @@ class GroupCommit:
         self.on_begin: list[Callable[[int], None]] = []
         """Called with a lane's number when a commit was handed to the storage there."""
         self.on_end: list[Callable[[int], None]] = []
-        """Called with a lane's number when a commit has ended there. If the next one begins at
-        once, this comes after its begin."""
+        """The same for its end. If the next one begins at once, this comes after its begin."""
         self._lanes: dict[int, Committer] = {}
         self._open: dict[Partition, OpenRecord] = {}
         self._closed: Batch = []
@@ -128,8 +126,7 @@ class GroupCommit:
 
     @cached_property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop on which everything happens. Python 3.11 asks the kernel for the process
-        with each call of `get_running_loop`."""
+        """Return the event loop. Python 3.11 makes a system call in each `get_running_loop`."""
         return asyncio.get_running_loop()
 
     def __len__(self) -> int:
@@ -385,8 +382,7 @@ class GroupCommit:
 
     def cursors_wait_s(self, number: int) -> float:
         """Return for how many seconds, at most, cursor writes wait for a lane's next commit,
-        because it is near and small; 0: they do not. What is handed to the storage now would be a
-        transaction of its own in front of it."""
+        because it is near and small; 0: they do not."""
         lane = self._lanes.get(number)
         return lane.cursors_wait_s(is_due=self.is_scheduled) if lane is not None else 0.0
 
@@ -590,8 +586,7 @@ class Committer:
         return under_way < LIGHT_COMMITS_MAX and self._share.is_skewed(now=now)
 
     def _must_rest(self, count: int) -> bool:
-        """Whether nothing begins yet, because the last commit began just now. Then the next one
-        begins when the time is over."""
+        """Whether nothing begins yet, because the last commit began just now."""
         now = self._loop.time()
         if self._share.is_skewed(now=now):
             return False
