@@ -275,8 +275,8 @@ def test_the_longest_give_up_exactly_what_is_beyond(lengths: dict[int, int], exc
 
 
 def test_what_dies_out_of_a_side_line_does_not_count_against_the_backlog_twice() -> None:
-    """It is passed and dying. [Each such message that full dead letters did not take hid another
-    one, so the queue's bound let that many more in.]"""
+    """The message is passed and dying. [Each such message that full dead letters did not take hid
+    another one, so the queue's bound let that many more in.]"""
     partition = Partition("q-1", 0)
     state = PartitionState(
         partition, start=0, end=10, certified=10, generation=1, messages=10, bytes=100

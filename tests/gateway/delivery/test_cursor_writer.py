@@ -377,7 +377,7 @@ async def test_one_cursor_that_cannot_be_written_is_no_other_s_loss(
 async def test_a_write_that_was_never_begun_says_nothing(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
-    """It was cancelled before it began: the loop ends."""
+    """The loop ends, and cancels the write before it began."""
     told, written = told_by_the_loop(), list[int]()
     cursor_writer = cursor_writer_of(written)
     cursor_writer.mark(Acks("q"), urgent=True)
