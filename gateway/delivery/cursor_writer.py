@@ -7,7 +7,7 @@ group commit. Writes of one lane (`push.storage_port.Lane`) succeed or fail toge
 other lane's.
 
 If a commit of published records is under way in the lane, or one is expected soon
-(`push.commit_pace`), the writes wait here and go with the records published next. Handed over
+(`push.commit_sharing`), the writes wait here and go with the records published next. Handed over
 meanwhile, they would be a transaction of their own, which costs as much as one of messages, and
 which the next records would wait for. If commits are large, or none comes, the writes are handed
 over all the same.

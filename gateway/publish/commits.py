@@ -6,7 +6,7 @@
 publish there, and nobody else. Each lane has its own commits, breaker, deadline and bound for what
 waits. Heavy queues are found across all lanes, because these share the process.
 
-A commit begins as soon as something waits, at a pace (`push.commit_pace`). Messages that arrive
+A commit begins as soon as something waits, at a pace (`push.commit_sharing`). Messages that arrive
 while commits are under way make the next one larger:
 
 next      a commit takes everything that waits. If several queues publish, it takes a fair share
@@ -44,8 +44,7 @@ from gateway.publish.batch import (
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits
-from push.commit_pace import CommitPace
-from push.commit_sharing import REST_S, FairShare, has_room
+from push.commit_sharing import REST_S, CommitPace, FairShare, has_room
 from push.errors import Refused, TocsinError, Unknown
 from push.histogram import MESSAGES, Histogram
 from push.places import Partition

@@ -1,8 +1,8 @@
-"""When the next commit may begin, and whether one is expected: `push.commit_pace`."""
+"""When the next commit may begin, and whether one is expected: `push.commit_sharing`."""
 
 import pytest
 
-from push.commit_pace import (
+from push.commit_sharing import (
     DISTRUST_S,
     ENOUGH_BYTES,
     ENOUGH_MESSAGES,

@@ -264,7 +264,7 @@ async def test_what_is_settled_waits_for_a_commit_that_is_expected(
     house: House, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
     """In one transaction with it; alone if none comes in time."""
-    monkeypatch.setattr("push.commit_pace.EXPECTED_S", 3600 if comes else 0.5)
+    monkeypatch.setattr("push.commit_sharing.EXPECTED_S", 3600 if comes else 0.5)
     monkeypatch.setattr("gateway.publish.commits.HELD_S", 3600)
     queue = await house.queue()
     group = await house.group(queue)
@@ -288,7 +288,7 @@ async def test_one_who_waits_for_each_ack_waits_for_no_commit_twice(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P9: a worker publishes, acks, and waits for each: until then no commit comes."""
-    monkeypatch.setattr("push.commit_pace.EXPECTED_S", 0.2)
+    monkeypatch.setattr("push.commit_sharing.EXPECTED_S", 0.2)
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)

@@ -300,7 +300,7 @@ async def test_what_waited_for_a_commit_is_not_committed_right_behind_it(
 ) -> None:
     """And it needs no further publish to be committed in the end."""
     pace_s = 0.05
-    monkeypatch.setattr("push.commit_pace.PACE_S", pace_s)
+    monkeypatch.setattr("push.commit_sharing.PACE_S", pace_s)
     queue = await house.queue()
     gate, began, loop = asyncio.Event(), list[float](), asyncio.get_running_loop()
     append = house.memory.append
