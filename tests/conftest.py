@@ -95,13 +95,19 @@ def redis_binary(request: pytest.FixtureRequest) -> Binary:
     return request.param
 
 
+@pytest.fixture(scope="session", autouse=True)
+def busy_servers_are_not_dead() -> Iterator[None]:
+    """Give nodes and Sentinels more time to reply: the machine may stand still for a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.redis.cluster.NODE_S", 30.0)
+        patch.setattr("storage.redis.discovery.SENTINEL_S", 30.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Pool]:
     """Redis and Valkey servers that run for many tests, which empty them."""
-    with in_memory() as folder, pytest.MonkeyPatch.context() as patch:
-        # No server is considered dead there, because the machine is busy.
-        patch.setattr("storage.redis.cluster.NODE_S", 30.0)
-        patch.setattr("storage.redis.discovery.SENTINEL_S", 30.0)
+    with in_memory() as folder:
         pool = Pool(folder)
         yield pool
         pool.close()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 import uvicorn
@@ -77,9 +78,15 @@ async def serve(
         for connection in list(state.connections):
             transport = getattr(connection, "_transport", None) or connection.transport
             transport.abort()
+        for wire in _opened:  # of a test that failed, and so did not close them
+            wire.writer.transport.abort()
         for _ in range(5):  # connection_lost comes a turn of the loop later
             await asyncio.sleep(0)
         connections.deadlines.close()
+
+
+_opened: WeakSet["Wire"] = WeakSet()
+"""The client sockets of the test that runs."""
 
 
 class Wire:
@@ -88,6 +95,7 @@ class Wire:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        _opened.add(self)
         self.frames: list[dict[str, Any]] = []
 
     async def send_frame(self, opcode: int, payload: bytes, fin: bool = True) -> None:
