@@ -21,7 +21,7 @@ metadata do not know each other.
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -87,11 +87,12 @@ Arg = str | bytes | int
 class CatalogShard(Protocol):
     """A primary with its replicas. Text in answers is `bytes`."""
 
-    async def act(
+    def act(
         self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
-    ) -> Any:
-        """Call a function that writes; return its answer once the number of copies that the level
-        demands have it. Raises Unknown when it may have happened; Refused when it did not."""
+    ) -> Awaitable[Any]:
+        """Call a function that writes. The awaitable has its answer once the number of copies that
+        the level demands have it. It raises Unknown when that may have happened, and Refused when
+        it did not."""
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """Call a function that only reads, perhaps at a former primary. Raises Refused."""

@@ -1,5 +1,6 @@
 """Meaning of a reply of Redis: an answer, a refusal, or an unknown outcome."""
 
+import asyncio
 from typing import Any, Final
 
 from redis import exceptions
@@ -81,6 +82,13 @@ def is_sure(reply: Any) -> bool:
     """Whether Redis itself has refused. Then nothing has begun, whatever becomes of the group
     around it."""
     return refusal(reply) is not None and not str(reply).startswith(OURS)
+
+
+def refused(error: TocsinError) -> asyncio.Future[Any]:
+    """Return the future of an act that was not begun; it raises `error`."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    return future
 
 
 def unavailable(detail: str) -> Refused:

@@ -8,7 +8,7 @@ only for a moment until their copies are counted, because a replica may be away.
 import asyncio
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from struct import Struct
@@ -182,6 +182,8 @@ def decode_damage(partition: Partition, flat: Sequence[bytes]) -> list[Damage]:
     return sorted(found, key=lambda damage: damage.first)
 
 
+FULL: Final = "storage_full"
+"""The code of the refusal if there is no room."""
 COUNTED_WITHIN_S: Final = 0.05
 """The longest time in seconds that an append waits for copies that its own level does not
 require."""
@@ -232,12 +234,13 @@ class RedisAppender:
             append_args(append, header, blob, wall_unix_ms=wall)
             for append, header, blob in zip(appends, headers, sealed, strict=True)
         ]
-        works = [
-            self._append_one(append, header, each, lane)
-            for append, header, each in zip(appends, headers, args, strict=True)
-        ]
-        results = await asyncio.gather(*works, return_exceptions=True)
-        answers = collect_replies(results)
+        replies = await self._append_all(appends, args, lane)
+        answers = collect_replies(
+            [
+                reply if isinstance(reply, BaseException) else decode_reply(reply, header.count)
+                for reply, header in zip(replies, headers, strict=True)
+            ]
+        )
         try:
             return await self._certify_all(appends, answers)
         except Refused as refused:  # the records are stored, and the poller certifies them (P2)
@@ -257,34 +260,46 @@ class RedisAppender:
 
         return await asyncio.get_running_loop().run_in_executor(self._sealers, seal)
 
-    async def _append_one(
-        self, append: Append, header: Header, args: list[Arg], lane: Lane | None
-    ) -> AppendReply:
-        """Append one record, and return its place.
+    async def _append_all(
+        self, appends: Sequence[Append], args: Sequence[list[Arg]], lane: Lane | None
+    ) -> list[Any]:
+        """Append the records, all in one group if they are in one shard. Returns the reply about
+        each, or its error; Refused: the store did not judge it, and remembers nothing of it. A
+        record for which there is no room is judged all the same, and not stored."""
 
-        Raises:
-            Refused: the store did not judge it, and remembers nothing of it.
-        """
-        key, level = queue_key(append.partition.queue_id), append.durability
-        if self._shard.has_room(key):
-            try:
-                answer = await self._shard.act("append", [key], args, level=level, lane=lane)
-                return decode_reply(answer, header.count)
-            except Refused as refused:
-                if refused.code.name != "storage_full":
-                    raise
-                lane = None  # acts after it in its lane are refused by now, and this stores nothing
-        args = refuse_args(args, "storage_full")
-        answer = await self._shard.act("append_refused", [key], args, level=level, lane=lane)
-        return decode_reply(answer, header.count)
+        def refuse(at: int, lane: Lane | None) -> Awaitable[Any]:
+            return self._act("append_refused", appends[at], refuse_args(args[at], FULL), lane)
 
-    async def _certify(self, partition: Partition, end: int) -> int:
-        """Certify the messages below `end`, whose copies were counted. Returns the certified
-        end."""
+        has_room = [self._shard.has_room(queue_key(one.partition.queue_id)) for one in appends]
+        acts = [
+            self._act("append", append, args[at], lane) if has_room[at] else refuse(at, lane)
+            for at, append in enumerate(appends)
+        ]
+        replies: list[Any] = await asyncio.gather(*acts, return_exceptions=True)
+        full = [
+            at
+            for at, reply in enumerate(replies)
+            if isinstance(reply, Refused) and reply.code.name == FULL and has_room[at]
+        ]
+        if full:
+            # Acts after it in its lane are refused by now, and this stores nothing: no lane.
+            again = [refuse(at, None) for at in full]
+            judged = await asyncio.gather(*again, return_exceptions=True)
+            for at, reply in zip(full, judged, strict=True):
+                replies[at] = reply
+        return replies
+
+    def _act(
+        self, function: str, append: Append, args: Sequence[Arg], lane: Lane | None
+    ) -> Awaitable[Any]:
+        key = queue_key(append.partition.queue_id)
+        return self._shard.act(function, [key], args, level=append.durability, lane=lane)
+
+    def _certify(self, partition: Partition, end: int) -> Awaitable[Sequence[int]]:
+        """Certify the messages below `end`, whose copies were counted. The reply begins with the
+        certified end."""
         key, number = queue_key(partition.queue_id), partition.number
-        certified: int
-        certified, _ = await self._shard.act("certify", [key], [number, end], level="local")
-        return certified
+        return self._shard.act("certify", [key], [number, end], level="local")
 
     async def _certify_local(self, partition: Partition, end: int) -> int:
         """Certify records at the level `local` that follow records of a higher one whose copies
@@ -313,7 +328,7 @@ class RedisAppender:
                 )
                 # The primary that answered the append may have had more than this one had when it
                 # counted.
-                certified = await self._certify(partition, min(end, counted))
+                certified, _ = await self._certify(partition, min(end, counted))
                 self._tell(partition, certified)
                 done = end
             self._late.discard(partition)
@@ -341,12 +356,12 @@ class RedisAppender:
             if answer.appended.count
         }
 
-        async def one(partition: Partition) -> int:
-            certify = self._certify_local if partition in local else self._certify
-            return await certify(partition, ends[partition])
-
-        found = await asyncio.gather(*map(one, ends))
-        reached = dict(zip(ends, found, strict=True))
+        counted = [one for one in ends if one not in local]
+        replies = asyncio.gather(*(self._certify(one, ends[one]) for one in counted))
+        found = await asyncio.gather(*(self._certify_local(one, ends[one]) for one in local))
+        reached = dict(zip(local, found, strict=True))
+        for partition, (certified, _) in zip(counted, await replies, strict=True):
+            reached[partition] = certified
         for partition, end in (grown | reached).items():
             self._tell(partition, end)
         return [

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from push.errors import Refused
 from push.places import Durability
 from push.storage_port import Lane
-from storage.redis.answers import SlotMoved, unavailable
+from storage.redis.answers import SlotMoved, refused, unavailable
 from storage.redis.connection import Address, Reach, pack
 from storage.redis.discovery import Find
 from storage.redis.pipeline import BEHIND
@@ -250,7 +250,7 @@ class ClusterShard:
         at_primary, doubts = self._shards[number].lane(key, level)
         return Lane(number * len(LEVELS) + at_primary, doubts)
 
-    async def act(
+    def act(
         self,
         function: str,
         keys: Sequence[str],
@@ -258,17 +258,22 @@ class ClusterShard:
         *,
         level: Durability,
         lane: Lane | None = None,
-    ) -> Any:
+    ) -> asyncio.Future[Any]:
         """Execute an act. All `keys`, at least one, have one slot."""
-        if lane not in (None, self.lane(keys[0], level)):
-            raise unavailable(BEHIND)
+        if lane is not None and lane != self.lane(keys[0], level):
+            return refused(unavailable(BEHIND))
         try:
             shard = self._of(keys)
-            there = shard.lane(keys[0], level) if lane is not None else None
-            return await shard.act(function, keys, args, level=level, lane=there)
-        except SlotMoved:
+        except Refused as error:
+            return refused(error)
+        there = shard.lane(keys[0], level) if lane is not None else None
+        asked = shard.act(function, keys, args, level=level, lane=there)
+        asked.add_done_callback(self._on_answer)
+        return asked
+
+    def _on_answer(self, asked: asyncio.Future[Any]) -> None:
+        if not asked.cancelled() and isinstance(asked.exception(), SlotMoved):
             self._read_again()
-            raise
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """Look at a primary. All `keys`, at least one, have one slot."""

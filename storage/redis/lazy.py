@@ -16,7 +16,7 @@ from push.errors import Fenced, Refused, TocsinError
 from push.places import Durability
 from push.retry import Breaker, backoff_s
 from push.storage_port import Lane
-from storage.redis.answers import FunctionRefusal, unavailable
+from storage.redis.answers import FunctionRefusal, refused, unavailable
 from storage.redis.port import Arg, OnMessage, Shard, ShardHealth
 
 AGAIN_BASE_S: Final = 0.5
@@ -110,7 +110,7 @@ class LazyShard:
             return Lane(NOT_OPEN, 0)
         return self._shard.lane(key, level)
 
-    async def act(
+    def act(
         self,
         function: str,
         keys: Sequence[str],
@@ -118,8 +118,12 @@ class LazyShard:
         *,
         level: Durability,
         lane: Lane | None = None,
-    ) -> Any:
-        return await self._open().act(function, keys, args, level=level, lane=lane)
+    ) -> Awaitable[Any]:
+        try:
+            shard = self._open()
+        except Refused as error:
+            return refused(error)
+        return shard.act(function, keys, args, level=level, lane=lane)
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         shard, clock = self._open(), asyncio.get_running_loop().time

@@ -19,7 +19,7 @@ from push.errors import Refused, Unknown
 from push.histogram import Histogram
 from push.places import Durability
 from push.retry import backoff_s
-from storage.redis.answers import answer, is_sure, unavailable
+from storage.redis.answers import answer, is_sure, refused, unavailable
 from storage.redis.connection import BACKOFF_BASE_S, BACKOFF_MAX_S, Connection, pack
 from storage.redis.replication import copies_needed, doubt_of, fields, out_of
 
@@ -86,14 +86,15 @@ class ReplicatedPipeline:
         self._reason = ""
         self._task = asyncio.create_task(self._run(), name=f"shard {level}")
 
-    async def act(self, command: bytes, order: str) -> Any:
-        """Execute an act. `command` is a packed FCALL; `order` is described in `PipelinedCall`."""
+    def act(self, command: bytes, order: str) -> asyncio.Future[Any]:
+        """Put an act into the next group, and return the future of its answer. `command` is a
+        packed FCALL; `order` is described in `PipelinedCall`."""
         if self._closing:
-            raise unavailable("the storage is closed")
+            return refused(unavailable("the storage is closed"))
         asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queue.append(PipelinedCall(command, asked, order))
         self._not_empty.set()
-        return await asked
+        return asked
 
     def renew(self) -> None:
         """Connect anew before the next group, because the primary is elsewhere."""

@@ -4,7 +4,7 @@ The storage (which keys, which acts) knows a `Shard` and no socket; the connecti
 levels and answers, and no key but the few of the shard itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,7 +41,7 @@ class Shard(Protocol):
         """Return the present lane of acts of this level on this key. Its doubts grow whenever a
         group of acts has failed there, before any caller learns of it."""
 
-    async def act(
+    def act(
         self,
         function: str,
         keys: Sequence[str],
@@ -49,18 +49,18 @@ class Shard(Protocol):
         *,
         level: Durability,
         lane: Lane | None = None,
-    ) -> Any:
-        """Execute one FCALL on the held connection of its level, in a group commit. Returns its
-        answer once WAIT has counted the copies that the level requires. `lane`: the lane when this
-        was decided. If it is another one by now, or has failed since, the act is refused, because
-        acts before it may not have happened (R7). Nor does it happen if one before it, of the same
-        first argument (a partition) and also with a lane, did not, even if it is requested before
-        that is known.
+    ) -> Awaitable[Any]:
+        """Execute one FCALL on the held connection of its level, in a group commit. It is handed
+        over when this returns. The awaitable has its answer once WAIT has counted the copies that
+        the level requires. `lane`: the lane when this was decided. If it is another one by now, or
+        has failed since, the act is refused, because acts before it may not have happened (R7). Nor
+        does it happen if one before it, of the same first argument (a partition) and also with a
+        lane, did not, even if it is requested before that is known.
 
         Every act must write, whatever it finds. From Redis 7.2 on, a WAIT after one that wrote
         nothing counts copies of something older (R9).
 
-        Raises:
+        What the awaitable raises:
             Unknown: it may have happened, and fewer copies may have it than the level requires.
             Refused: it did not happen, and why: the function's reason (`TOCSIN <code> <detail>`),
                 `storage_full`, `storage_unavailable`.

@@ -39,8 +39,12 @@ def copies_needed(level: Durability, replicas: int) -> int:
 def fields(info: bytes) -> dict[str, str]:
     """Return the lines of an INFO section, by name.
     Source: https://redis.io/docs/latest/commands/info/"""
-    lines = info.decode("utf-8", "replace").splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line)
+    found = {}
+    for line in info.decode("utf-8", "replace").splitlines():
+        name, colon, text = line.partition(":")
+        if colon:
+            found[name] = text
+    return found
 
 
 def count_attached(replication: Mapping[str, str]) -> int:

@@ -13,7 +13,7 @@ from push import limits
 from push.histogram import Took
 from push.places import Durability
 from push.storage_port import Lane
-from storage.redis.answers import unavailable
+from storage.redis.answers import refused, unavailable
 from storage.redis.connection import Address, Connection, Reach, ReadPool, Subscriber, pack
 from storage.redis.discovery import PERIOD_S, Find, Watch
 from storage.redis.library import Library, library
@@ -212,7 +212,7 @@ class RedisShard:
         connection of its own."""
         return Lane(LEVELS.index(level), self._pipelines[level].doubts)
 
-    async def act(
+    def act(
         self,
         function: str,
         keys: Sequence[str],
@@ -220,12 +220,13 @@ class RedisShard:
         *,
         level: Durability,
         lane: Lane | None = None,
-    ) -> Any:
-        self._check_usable()
-        if lane not in (None, self.lane(keys[0], level)):
-            raise unavailable(BEHIND)
+    ) -> asyncio.Future[Any]:
+        if self.broken is not None:
+            return refused(unavailable(self.broken))
+        if lane is not None and lane != self.lane(keys[0], level):
+            return refused(unavailable(BEHIND))
         order = f"{keys[0]}{args[0]!r}" if lane is not None else ""
-        return await self._pipelines[level].act(self._settings.call(function, keys, args), order)
+        return self._pipelines[level].act(self._settings.call(function, keys, args), order)
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         self._check_usable()

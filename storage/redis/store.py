@@ -17,7 +17,7 @@ server forgives debt.
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from push import limits
@@ -184,7 +184,7 @@ class RedisStorage:
         self._check_open()
         return await self._shard.look(name, [queue_key(queue_id)], args)
 
-    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _finish(self, work: Awaitable[T]) -> T:
         """Run an act to its end, whether its caller is cancelled or not."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)

@@ -24,7 +24,7 @@ from tests.contract.stores import append
 class Dying(RedisShard):
     """Kills its process before it certifies."""
 
-    async def act(
+    def act(
         self,
         function: str,
         keys: Sequence[str],
@@ -32,10 +32,10 @@ class Dying(RedisShard):
         *,
         level: Durability,
         lane: Lane | None = None,
-    ) -> Any:
+    ) -> asyncio.Future[Any]:
         if function == "certify":
             os.kill(os.getpid(), signal.SIGKILL)
-        return await super().act(function, keys, args, level=level, lane=lane)
+        return super().act(function, keys, args, level=level, lane=lane)
 
 
 async def main(host: str, port: str, incarnation: str, number: str) -> None:
