@@ -69,31 +69,29 @@ class ClusterMap:
         """The storages of all lanes, the last one included."""
         self._lanes = {name: lane for lane, name in enumerate(self.names)}
         self._placed = placed
-        self._known: dict[str, Sequence[str]] = {}
+        self._known: dict[str, Sequence[int]] = {}
+        """Queue → the lanes that its partitions go through in turn."""
 
-    def _names(self, queue_id: str) -> Sequence[str]:
-        names = self._known.get(queue_id)
+    def _turns(self, queue_id: str) -> Sequence[int]:
+        """Return the lanes that a queue's partitions go through in turn. FIRST alone, if the queue
+        is unknown or its row names no cluster."""
+        names = self._placed(queue_id)
         if names is None:
-            names = self._placed(queue_id)
-            if names is None:
-                return ()
-            while len(self._known) >= KNOWN_MAX:
-                del self._known[next(iter(self._known))]
-            self._known[queue_id] = names
-        return names
-
-    def _lane_of(self, name: str) -> int:
-        return self._lanes.get(name, len(self.all))
+            return (FIRST,)
+        while len(self._known) >= KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        lanes = tuple(self._lanes.get(name, len(self.all)) for name in names) or (FIRST,)
+        self._known[queue_id] = lanes
+        return lanes
 
     def lane(self, partition: Partition) -> int:
         """Return the lane of a partition."""
-        names = self._names(partition.queue_id)
-        return self._lane_of(names[partition.number % len(names)]) if names else FIRST
+        turns = self._known.get(partition.queue_id) or self._turns(partition.queue_id)
+        return turns[partition.number % len(turns)]
 
     def lanes_of(self, queue_id: str) -> list[int]:
         """Return the lanes in which a queue has partitions, each once."""
-        names = self._names(queue_id)
-        return list(dict.fromkeys(map(self._lane_of, names))) if names else [FIRST]
+        return list(dict.fromkeys(self._known.get(queue_id) or self._turns(queue_id)))
 
     def having(self, queue_id: str) -> list[Storage]:
         """Return the storages of the lanes in which a queue has partitions."""
@@ -104,17 +102,15 @@ class ClusterMap:
         for a cluster that is not in this gateway's settings, because only a queue that is dropped
         everywhere is forgotten. All clusters of the settings, if the queue is not known here any
         more."""
-        self._names(queue_id)
-        return self.having(queue_id) if queue_id in self._known else self.all
+        here = self.having(queue_id)
+        return here if queue_id in self._known else self.all
 
     def share(self, queue_id: str, lane: int) -> tuple[int, int]:
         """Return (how many names in the queue's row are of this lane, how many names it has): the
-        share of the queue that the lane has. (1, 1) if the queue is unknown or its row names no
-        cluster."""
-        names = self._names(queue_id)
-        if not names:
-            return 1, 1
-        return sum(self._lane_of(name) == lane for name in names), len(names)
+        share of the queue that the lane has. A queue that is unknown, or whose row names no
+        cluster, is whole in the first lane."""
+        turns = self._known.get(queue_id) or self._turns(queue_id)
+        return turns.count(lane), len(turns)
 
 
 class ShardedInbox:
@@ -255,8 +251,7 @@ class ShardedStorage:
                 inner = Lane(number, lane.doubts)  # of another cluster, so none of this one's
             return self._stores[at].append([self._bounded(one, at) for one in part], lane=inner)
 
-        found = await self._in_parts(appends, lambda append: append.partition, begin)
-        return in_order(found, action_results)
+        return await self._in_parts(appends, lambda append: append.partition, begin, action_results)
 
     def _bounded(self, append: Append, at: int) -> Append:
         """Return the append with the part of the queue's bounds that the cluster of lane `at`
@@ -276,21 +271,25 @@ class ShardedStorage:
         self,
         asked: Sequence[PartT],
         partition_of: Callable[[PartT], Partition],
-        begin: Callable[[int, Sequence[PartT]], Awaitable[Sequence[T]]],
-    ) -> list[tuple[Sequence[int], Sequence[T] | BaseException]]:
-        """Call `begin` once for each lane, with the elements of `asked` whose partitions are there.
-        Returns for each lane the indexes of its elements, and their answers or the error. If all
-        are in one lane, an error is raised instead."""
+        begin: Callable[[int, Sequence[PartT]], Awaitable[list[T]]],
+        answers: Callable[[Sequence[list[T] | BaseException]], list[list[T]]],
+    ) -> list[T]:
+        """Call `begin` once for each lane, with the elements of `asked` whose partitions are there,
+        and return the answers about all elements, in order. `answers` takes the outcomes of several
+        lanes, and raises if they have an error; that of one lane alone is raised as it is."""
         parts: dict[int, list[int]] = {}
         for number, one in enumerate(asked):
             parts.setdefault(self._places.lane(partition_of(one)), []).append(number)
+        if len(parts) == 1:  # begins at once; a cancelled caller takes nothing back
+            return await begin(next(iter(parts)), asked)
         works = [
             begin(lane, [asked[number] for number in numbers]) for lane, numbers in parts.items()
         ]
-        if len(works) == 1:  # begins at once; a cancelled caller takes nothing back
-            return [(range(len(asked)), await works[0])]
-        found = await asyncio.gather(*works, return_exceptions=True)
-        return list(zip(parts.values(), found, strict=True))
+        found = answers(await asyncio.gather(*works, return_exceptions=True))
+        told: dict[int, T] = {}
+        for numbers, some in zip(parts.values(), found, strict=True):
+            told.update(zip(numbers, some, strict=True))
+        return [told[number] for number in sorted(told)]
 
     def on_certified(self, wake_up: WakeUp) -> None:
         for store in self._stores:
@@ -315,7 +314,7 @@ class ShardedStorage:
         def begin(lane: int, part: Sequence[tuple[Partition, int]]) -> Awaitable[list[int | None]]:
             return self._stores[lane].published(part)
 
-        return in_order(await self._in_parts(places, lambda place: place[0], begin), read_results)
+        return await self._in_parts(places, lambda place: place[0], begin, read_results)
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
         """Return the state of each partition, from the cluster that has it."""
@@ -352,8 +351,9 @@ class ShardedStorage:
         def begin(lane: int, part: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
             return self._stores[lane].write_cursors(part)
 
-        found = await self._in_parts(writes, lambda write: write.place.partition, begin)
-        return in_order(found, action_results)
+        return await self._in_parts(
+            writes, lambda write: write.place.partition, begin, action_results
+        )
 
     async def read_side(
         self, place: CursorPlace, key_hash: int, after: int, count_max: int
@@ -446,20 +446,6 @@ def errors_in(found: Sequence[T | BaseException]) -> list[TocsinError]:
         if not isinstance(error, TocsinError):
             raise error
     return [error for error in errors if isinstance(error, TocsinError)]
-
-
-def in_order(
-    found: Sequence[tuple[Sequence[int], Sequence[T] | BaseException]],
-    answers: Callable[[Sequence[Sequence[T] | BaseException]], list[Sequence[T]]],
-) -> list[T]:
-    """Return the answers of several clusters in the order of the list that was split among them.
-    `found` has for each cluster the indexes of its elements, and their answers or the error;
-    `answers` takes the outcomes, and raises if they have an error."""
-    told: dict[int, T] = {}
-    parts = answers([some for _, some in found])
-    for (numbers, _), some in zip(found, parts, strict=True):
-        told.update(zip(numbers, some, strict=True))
-    return [told[number] for number in sorted(told)]
 
 
 def share_of_bound(bound: int, here: int, of: int) -> int:
