@@ -1,10 +1,12 @@
-"""A deliberately broken broker, the negative control of the soak runs.
+"""A deliberately broken broker, the negative control of the soak runs and of bad days.
 
-`python broken.py --break=receipt-before-commit` or `--break=synchronous-normal` starts `tocsin
-serve` with one thing replaced from outside; the product itself has no switch for either. A soak run
-that stays green on this proves nothing.
+`python broken.py --break=receipt-before-commit` starts `tocsin serve` with one thing replaced from
+outside, or several (BREAKS); the product itself has no switch for any. A run that stays green on
+this proves nothing.
 """
 
+import contextlib
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -13,6 +15,9 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gateway.cli.serve import serve
+from gateway.delivery.cursor_writer import CursorWriter
+from gateway.publish import commits
+from push import commit_sharing
 from push.errors import TocsinError
 from storage.sqlite.store import SqliteStorage
 from storage.sqlite.writer import Answer, StoreWriter, WriteTask
@@ -53,12 +58,70 @@ def synchronous_normal() -> None:
     SqliteStorage.open = classmethod(open_normal)  # type: ignore[assignment, arg-type]
 
 
+class Stubborn:
+    """A connection whose COMMIT never fails."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        """Execute a statement; a failed COMMIT is ignored."""
+        if statement != "COMMIT":
+            return self._connection.execute(statement, *values)
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute(statement)
+        return None
+
+
+def failed_commit_counts() -> None:
+    """Answer as if a COMMIT that failed had not, and go on."""
+    begin = StoreWriter.__init__
+
+    def init(self: StoreWriter, *args: Any, **named: Any) -> None:
+        begin(self, *args, **named)
+        self._connection = Stubborn(self._connection)  # type: ignore[assignment]
+
+    StoreWriter.__init__ = init  # type: ignore[method-assign]
+
+
+def no_pace() -> None:
+    """Begin a commit as soon as the last one has ended."""
+    vars(commit_sharing)["PACE_S"] = 0.0
+
+
+def pace_of_a_second() -> None:
+    """Keep commits a second apart."""
+    vars(commit_sharing)["PACE_S"] = 1.0
+
+
+def acks_wait_for_ever() -> None:
+    """Expect a commit for hours after two, and have acks wait for it as long."""
+    vars(commit_sharing)["EXPECTED_S"] = vars(commits)["HELD_S"] = 3600.0
+
+
+def drain_forgets_acks() -> None:
+    """Stop without writing the cursors that have changed."""
+
+    async def drain(self: CursorWriter) -> None:
+        pass
+
+    CursorWriter.drain = drain  # type: ignore[method-assign]
+
+
 BREAKS: Final = {
     "--break=receipt-before-commit": receipt_before_commit,
     "--break=synchronous-normal": synchronous_normal,
+    "--break=failed-commit-counts": failed_commit_counts,
+    "--break=no-pace": no_pace,
+    "--break=pace-of-a-second": pace_of_a_second,
+    "--break=acks-wait-for-ever": acks_wait_for_ever,
+    "--break=drain-forgets-acks": drain_forgets_acks,
 }
 
 if __name__ == "__main__":
-    BREAKS[sys.argv[1]]()
-    del sys.argv[1]
+    while sys.argv[1:] and sys.argv[1] in BREAKS:
+        BREAKS[sys.argv.pop(1)]()
     serve()
