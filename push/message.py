@@ -78,8 +78,10 @@ def check_message(message: Message, message_bytes_max: int) -> None:
         )
     if message.body_base64 is None:
         plain = bytes(body)
-        _check_text(plain)
-        _check_depth(plain)
+        if not plain.isascii() or b"\\" in plain:
+            _check_text(plain)
+        if size >= _DEEP_BYTES_MIN:
+            _check_depth(plain)
     key = message.key
     # A short key in ASCII need not be encoded to be measured.
     if (
@@ -231,7 +233,7 @@ def _check_text(json: bytes) -> None:
 
 def _check_depth(body: bytes) -> None:
     """Reject a body that is nested too deep, without a loop over its bytes in Python."""
-    if len(body) >= _DEEP_BYTES_MIN and _may_be_deep(body):
+    if _may_be_deep(body):
         # outside of strings: every second piece between quotes that are not escaped
         plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
         steps = b"".join(plain).translate(_STEPS, _NOT_BRACKETS)

@@ -65,6 +65,7 @@ class Transit:
         "_taken",
         "_unconfirmed",
         "_window",
+        "is_clear",
         "is_deaf",
         "is_fast",
         "is_slow",
@@ -93,6 +94,8 @@ class Transit:
         """Whether the data that arrived last, as far as marks tell, took long."""
         self.is_fast = False
         """Whether the line is known to carry much."""
+        self.is_clear = False
+        """Whether nothing is in transit, on a line that is known to carry much: there is room."""
         self.is_deaf = False
         """Whether the client answers no marks, such as the pings behind pushes. Nothing is known of
         its arrivals then, and nothing assumed."""
@@ -142,6 +145,7 @@ class Transit:
         until = now if covers else self._awaited[-1].until if self._awaited else self._covered_until
         self._awaited.append(_Mark(self._number, size, now, until))
         self._last = now
+        self.is_clear = False
         return self._number
 
     def answered(self, number: int, *, now: float) -> bool:
@@ -185,6 +189,7 @@ class Transit:
         elif size >= limits.MARK_BYTES:  # less says nothing of what the line carries
             self.is_fast = True
             self._window = min(self._window * 2, limits.TRANSIT_BYTES_MAX)
+        self.is_clear = self.is_fast and not self._awaited
 
     def _remember(self, after: float, now: float) -> None:
         """Remember a slow arrival. Arrivals within a second are one, and a lease counts from the
@@ -222,6 +227,7 @@ class Transit:
             return False
         self._awaited.clear()
         self._unconfirmed = 0
+        self.is_clear = self.is_fast
         self.is_deaf = not self._has_answered
         return True
 
@@ -257,6 +263,7 @@ class Transit:
         numbers = [one.number for one in self._awaited]
         assert numbers == sorted(set(numbers))
         assert self._unconfirmed == sum(one.size for one in self._awaited)
+        assert self.is_clear == (self.is_fast and not self._awaited)
         assert limits.TRANSIT_BYTES_MIN <= self._window <= limits.TRANSIT_BYTES_MAX
         assert len(self._slow) <= limits.TRANSITS_KEPT_MAX, "P9"
         assert all(one.after <= one.until <= one.at for one in self._slow)

@@ -331,13 +331,13 @@ class Allowance:
     def messages_max(self, queue: Queue, *, now: float) -> int | None:
         """Return the largest number of messages of one publish that are admitted; None: all. The
         others are refused by `refuse_beyond`."""
-        return self._fresh_quota(queue, now).messages_max
+        return self.quota(queue, now=now).messages_max
 
     def refuse_beyond(self, queue: Queue, messages: Sequence[Message], *, now: float) -> Refused:
         """Count and return the refusal of these messages, which come after the first `messages_max`
         of their publish."""
         self._limiter.count_refused(queue, len(messages))
-        return self._limiter.publish_refusal(self._fresh_quota(queue, now).accounts, messages, now)
+        return self._limiter.publish_refusal(self.quota(queue, now=now).accounts, messages, now)
 
     def publish(
         self, queue: Queue, messages: Sequence[Message], *, now: float
@@ -348,9 +348,9 @@ class Allowance:
         Raises:
             Refused: rate_limited, too_many_in_flight; nothing is charged then.
         """
-        quota = self._fresh_quota(queue, now)
+        quota = self.quota(queue, now=now)
         if not quota.accounts:
-            return _release_nothing
+            return release_nothing
         count = len(messages)
         account = _over_in_flight(quota, count)
         if account is not None:
@@ -366,7 +366,7 @@ class Allowance:
     ) -> Callable[[], None] | None:
         """Charge several publishes that are to be one, like `publish`. None: they do not fit as a
         whole. Then nothing is charged or counted as refused, and the caller charges each alone."""
-        quota, count = self._fresh_quota(queue, now), len(messages)
+        quota, count = self.quota(queue, now=now), len(messages)
         if quota.messages_max is not None and count > quota.messages_max:
             return None
         if _over_in_flight(quota, count) or not quota.pour(messages, now, publishes=publishes):
@@ -375,19 +375,24 @@ class Allowance:
 
     def _hold_in_flight(self, quota: PublishQuota, count: int) -> Callable[[], None]:
         if not quota.bounded:
-            return _release_nothing
+            return release_nothing
         for account in quota.bounded:
             account.in_flight += count
         self._limiter.accounts.hold(quota.bounded)
         return partial(self._release_in_flight, quota.bounded, count)
 
-    def _fresh_quota(self, queue: Queue, now: float) -> PublishQuota:
+    def quota(self, queue: Queue, *, now: float) -> PublishQuota:
+        """Return what a publish to the queue draws from now."""
         quota = self._quotas.get(queue.queue_id)
-        if quota is None or quota.settings is not queue.settings or quota.is_stale:
-            quota = self._quota(queue, now)
+        if (
+            quota is None
+            or quota.settings is not queue.settings
+            or (quota.accounts and quota.is_stale)
+        ):
+            quota = self._make_quota(queue, now)
         return quota
 
-    def _quota(self, queue: Queue, now: float) -> PublishQuota:
+    def _make_quota(self, queue: Queue, now: float) -> PublishQuota:
         accounts, limiter = self._accounts(now), self._limiter
         quota = PublishQuota(
             accounts, limiter.queue_account(queue, now), queue.settings, limiter.pour
@@ -462,5 +467,5 @@ def _over_in_flight(quota: PublishQuota, count: int) -> Account | None:
     return None
 
 
-def _release_nothing() -> None:
+def release_nothing() -> None:
     """Do nothing, in place of the release of messages in flight, if no account counts them."""

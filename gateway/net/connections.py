@@ -7,7 +7,7 @@ heartbeats of all. When the gateway goes down, they are drained a few at a time.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Final, Protocol
@@ -15,9 +15,8 @@ from typing import Final, Protocol
 from gateway.counters import HitRate
 from gateway.session.directory import SessionServices
 from gateway.wire import frames
-from gateway.wire.coalesce import PORTION_BYTES_MAX, Portions
 from gateway.wire.frames import Close
-from gateway.wire.rfc6455 import text_frame
+from gateway.wire.rfc6455 import PORTION_BYTES_MAX, Portion, encode_frame
 from push import limits
 from runtime.addresses import NO_PROXIES, Addresses
 from runtime.loop.end_of_turn import Deadlines, Timed
@@ -62,7 +61,7 @@ does not take is refused."""
 class PortionReader(Protocol):
     """A connection whose client may send more at once than is processed in a turn."""
 
-    def process_rest(self, rest: Portions) -> None:
+    def process_rest(self, rest: Iterator[Portion]) -> None:
         """Process the next part of a read."""
 
 
@@ -72,11 +71,8 @@ class SessionConnection(Timed, Protocol):
     def take(self) -> list[bytes]:
         """Take the payloads that wait to be written."""
 
-    def write(self, data: bytes) -> None:
-        """Write bytes to the socket."""
-
-    def on_flush(self) -> None:
-        """Note that the taken payloads have been written."""
+    def write(self, encoded: Sequence[bytes]) -> None:
+        """Write to the socket what was taken, as frames."""
 
     def drain(self, reconnect_after_s: float) -> None:
         """Ask the client to come back after a time, and close when everything is settled."""
@@ -119,7 +115,7 @@ class Connections:
         them."""
         self._delayed_until = 0.0
         """Time of the loop at which the next deferred read is processed in any case."""
-        self._deferred: deque[tuple[PortionReader, Portions]] = deque()
+        self._deferred: deque[tuple[PortionReader, Iterator[Portion]]] = deque()
         self._lost = PerTurnQueue(LOST_PER_TURN)
         self.writable = PerTurnQueue(RESUMED_PER_TURN)
         """Queue of the connections that can be written to again, which are resumed in turns."""
@@ -174,7 +170,7 @@ class Connections:
 
     # --- Reading --------------------------------------------------------------------------------
 
-    def defer(self, connection: PortionReader, rest: Portions) -> None:
+    def defer(self, connection: PortionReader, rest: Iterator[Portion]) -> None:
         """Process the rest of a read later. One deferred connection goes on in each turn of the
         loop, however many there are."""
         self._deferred.append((connection, rest))
@@ -183,10 +179,8 @@ class Connections:
             asyncio.get_running_loop().call_soon(self._process_deferred)
 
     def admit_read(self, connection: PortionReader, size: int) -> int:
-        """Count a read of `size` bytes. Returns how much of it may be processed in one go; 0 if all
-        of it must be deferred."""
-        if size <= SMALL_READ_BYTES:
-            return PART_BYTES_MAX
+        """Count a read of more than SMALL_READ_BYTES. Returns how much of it may be processed in
+        one go; 0 if all of it must be deferred."""
         if self._publisher.is_skewed and self._is_over_share(connection, size):
             return 0
         return self.part_bytes(size)
@@ -237,13 +231,14 @@ class Connections:
         payload = frame = b""
         written = framed = 0
         for connection in to_flush:
+            encoded = []
             for message in connection.take():
                 if message is not payload:
-                    payload, frame = message, text_frame(message)
+                    payload, frame = message, encode_frame(message)
                     framed += 1
-                connection.write(frame)
-                written += 1
-            connection.on_flush()
+                encoded.append(frame)
+            written += len(encoded)
+            connection.write(encoded)
         self.frame_hits.hits += written - framed
         self.frame_hits.misses += framed
         self.delivery_log.on_flush()

@@ -7,6 +7,7 @@ or answer is repeated, and neither loses nor doubles a frame.
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from typing import Final
 
 from gateway.models import Admission, Transport
@@ -366,11 +367,8 @@ class LongPoll:
         """Take nothing, because a poll takes the frames."""
         return []
 
-    def write(self, data: bytes) -> None:
+    def write(self, encoded: Sequence[bytes]) -> None:
         """Write nothing."""
-
-    def on_flush(self) -> None:
-        """Do nothing, because nothing is flushed."""
 
     def drain(self, reconnect_after_s: float) -> None:
         if self.session is not None:

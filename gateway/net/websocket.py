@@ -16,6 +16,7 @@ not read, so that what waits here is bounded, and TCP makes the client wait.
 import asyncio
 import enum
 import struct
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, cast
 
@@ -23,12 +24,16 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from gateway.models import Admission, Transport
-from gateway.net.connections import PART_BYTES_MAX, PART_FRAMES_MAX, Connections
+from gateway.net.connections import (
+    PART_BYTES_MAX,
+    PART_FRAMES_MAX,
+    SMALL_READ_BYTES,
+    Connections,
+)
 from gateway.net.handshake import answer_handshake
 from gateway.session.directory import new_session_id
 from gateway.session.session import Session
 from gateway.wire import frames
-from gateway.wire.coalesce import Portions
 from gateway.wire.frames import Close
 from gateway.wire.rfc6455 import (
     BINARY,
@@ -37,9 +42,10 @@ from gateway.wire.rfc6455 import (
     PONG,
     TEXT,
     MessageReader,
+    Portion,
     close_frame,
     control_frame,
-    text_frame,
+    encode_frame,
 )
 from push import limits
 from push.errors import Refused
@@ -171,13 +177,13 @@ class WebSocketConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Process bytes of the client. After our close frame they are dropped."""
-        if self._session is not None:
-            self._receive(self._session, data)
-        elif self._has_handshake:
-            self._drop(data)
+        session = self._session
+        if session is None:
+            self._receive_outside(data)
+        elif len(data) <= SMALL_READ_BYTES:  # waits for no turn
+            self._process(session, self._reader.receive(data), PART_BYTES_MAX)
         else:
-            self._has_handshake = True
-            self._answer_handshake(data)
+            self._receive_much(session, data)
         self.connections.large_reads.after_read()
 
     def eof_received(self) -> None:
@@ -262,24 +268,27 @@ class WebSocketConnection(asyncio.Protocol):
 
     # --- Reading --------------------------------------------------------------------------------
 
-    def _receive(self, session: Session, data: bytes) -> None:
+    def _receive_much(self, session: Session, data: bytes) -> None:
         """Process bytes of the client, or defer them to its turn."""
-        events = Portions(self._reader.receive(data))
+        portions = self._reader.receive(data)
         admitted = self.connections.admit_read(self, len(data))
         if not admitted:
             self._pause_reading(ReadHold.TURN)
-            self.connections.defer(self, events)
+            self.connections.defer(self, portions)
             return
-        self._process(session, events, admitted)
+        self._process(session, portions, admitted)
         if len(data) >= FULL_READ_BYTES and self._session is not None:
             self._pause_reading(ReadHold.FULL_READ)
             asyncio.get_running_loop().call_soon(self._resume_full_read)
         if len(data) >= LARGE_READ_BYTES and self._reader.buffered_bytes >= LARGE_READ_BYTES:
             self._await_large_read()
 
-    def _drop(self, data: bytes) -> None:
-        """Drop bytes that came after our close frame."""
-        if len(data) >= LARGE_READ_BYTES:
+    def _receive_outside(self, data: bytes) -> None:
+        """Take the handshake. Drop bytes that come after our close frame."""
+        if not self._has_handshake:
+            self._has_handshake = True
+            self._answer_handshake(data)
+        elif len(data) >= LARGE_READ_BYTES:
             self._await_large_read()
 
     def _await_large_read(self) -> None:
@@ -297,11 +306,11 @@ class WebSocketConnection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._resume_reading(ReadHold.LARGE_READ)
 
-    def _process(self, session: Session, events: Portions, left: int) -> None:
-        """Hand events to the session, up to `left` bytes, which are its part of a turn."""
+    def _process(self, session: Session, portions: Iterator[Portion], left: int) -> None:
+        """Hand portions to the session, up to `left` bytes, which are its part of a turn."""
         reader, now = self._reader, asyncio.get_running_loop().time()
         count, has_text, is_cut = 0, False, False
-        for opcode, messages in events:
+        for opcode, messages in portions:
             if opcode == TEXT:
                 has_text = True
                 count += session.receive(*messages, now=now)
@@ -325,13 +334,17 @@ class WebSocketConnection(asyncio.Protocol):
         if not has_text:
             session.on_bytes(now=now)
         if count or is_cut or self._read_holds & ReadHold.TURN:
-            self._charge(session, count, events, now, is_cut=is_cut)
+            self._charge(session, count, portions, now, is_cut=is_cut)
         elif self._has_incomplete or not reader.is_empty:
             self._count_incomplete(reader.buffered_bytes)
             session.on_part(now=now)
         if count:  # publishes only move the deadline on, which the timer finds out itself
             self.connections.deadlines.set(self, session.next_deadline())
-        self._flush_early()
+        if self._outbox_bytes > UNREAD_BYTES_MAX:
+            # One turn of the loop may read megabytes, whose answers must not pile up.
+            self._write_all()
+        if self._write_is_paused:
+            self._await_reader()
 
     def _control(self, session: Session, opcode: int, payload: bytes) -> None:
         if opcode == PING:
@@ -353,7 +366,7 @@ class WebSocketConnection(asyncio.Protocol):
         self,
         session: Session,
         count: int,
-        events: Portions,
+        portions: Iterator[Portion],
         now: float,
         *,
         is_cut: bool,
@@ -364,25 +377,25 @@ class WebSocketConnection(asyncio.Protocol):
         if wait_s:
             self._pause_reading(ReadHold.TURN)
             later = min(wait_s, _SILENT_S_MAX)
-            asyncio.get_running_loop().call_later(later, self._charge_again, events)
+            asyncio.get_running_loop().call_later(later, self._charge_again, portions)
         elif is_cut:
             self._pause_reading(ReadHold.TURN)
-            self.connections.defer(self, events)
-        else:
+            self.connections.defer(self, portions)
+        elif self._read_holds & ReadHold.TURN:
             self._resume_reading(ReadHold.TURN)
-        held = reader.buffered_bytes + (reader.unread_bytes + events.ahead_bytes if wait_s else 0)
+        held = reader.buffered_bytes + (reader.unread_bytes if wait_s else 0)
         if self._has_incomplete or held:
             self._count_incomplete(held)
 
-    def _charge_again(self, events: Portions) -> None:
+    def _charge_again(self, portions: Iterator[Portion]) -> None:
         """Charge again once the client has waited."""
         session = self._session
         if session is not None:  # else nobody listens any more
             now = asyncio.get_running_loop().time()
             session.on_bytes(now=now)
-            self._charge(session, 0, events, now, is_cut=True)
+            self._charge(session, 0, portions, now, is_cut=True)
 
-    def process_rest(self, rest: Portions) -> None:
+    def process_rest(self, rest: Iterator[Portion]) -> None:
         """Process the next part of the rest of a read. After the last part the socket is read
         again."""
         if self._session is not None:  # else nobody listens any more
@@ -413,13 +426,10 @@ class WebSocketConnection(asyncio.Protocol):
 
     # --- Writing --------------------------------------------------------------------------------
 
-    def _flush_early(self) -> None:
-        """Write early, because one turn of the loop may read megabytes whose answers must not pile
-        up."""
-        if self._outbox_bytes > UNREAD_BYTES_MAX:
-            self._write_all()
+    def _await_reader(self) -> None:
+        """Read no more from a client that leaves too many answers unread (P9)."""
         unread_max = UNREAD_BYTES_MAX + self._large_bytes
-        if self._write_is_paused and self._transport.get_write_buffer_size() > unread_max:
+        if self._transport.get_write_buffer_size() > unread_max:
             self._pause_reading(ReadHold.UNREAD)
 
     # --- SessionTransport ------------------------------------------------------------------------
@@ -442,11 +452,13 @@ class WebSocketConnection(asyncio.Protocol):
     def writable(self) -> bool:
         # Outbox and socket count together, or a stalled socket would hold the bound twice. At the
         # bound itself it is writable, because the socket is not paused and nobody would call again.
-        is_open = not self._write_is_paused and self._session is not None
+        transit = self._transit
         if (
-            is_open
-            and self.unsent_bytes <= limits.WRITE_BUFFER_BYTES_MAX
-            and self._has_transit_room()
+            not self._write_is_paused
+            and self._session is not None
+            and self._outbox_bytes + self._transport.get_write_buffer_size()
+            <= limits.WRITE_BUFFER_BYTES_MAX
+            and (transit is None or transit.is_clear or self._has_transit_room(transit))
         ):
             return True
         self._has_blocked_push = True
@@ -539,21 +551,23 @@ class WebSocketConnection(asyncio.Protocol):
         # A single frame is the very object that was sent, so that a fan-out can tell.
         return to_write if len(to_write) < 2 else frames.join(to_write)
 
-    def write(self, data: bytes) -> None:
-        """Write bytes, unless the socket is lost. uvloop would raise then, and the frames of all
+    def write(self, encoded: Sequence[bytes]) -> None:
+        """Write frames, unless the socket is lost. uvloop would raise then, and the frames of all
         sessions after this one would not be written."""
-        if not self._transport.is_closing():
-            self._transport.write(data)
-
-    def on_flush(self) -> None:
+        transport = self._transport
+        for frame in encoded:
+            if not transport.is_closing():
+                transport.write(frame)
         if not self._write_is_paused:
             self._large_bytes = 0
         if self._unmarked_bytes >= limits.MARK_BYTES:
             self._mark(asyncio.get_running_loop().time())
-        self._flush_early()
-        self._resume_pushes()
-        if self._write_is_paused and self._session is not None:
-            self.connections.delivery_log.on_full(self._session.session_id)
+        if self._write_is_paused:
+            self._await_reader()
+            if self._session is not None:
+                self.connections.delivery_log.on_full(self._session.session_id)
+        elif self._has_blocked_push:
+            self._resume_pushes()
 
     def tick(self) -> None:
         """Check the deadline, which may have moved on."""
@@ -577,10 +591,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     # --- In transit -----------------------------------------------------------------------------
 
-    def _has_transit_room(self) -> bool:
-        transit = self._transit
-        if transit is None:
-            return True
+    def _has_transit_room(self, transit: Transit) -> bool:
         return transit.has_room(self._unmarked_bytes, now=asyncio.get_running_loop().time())
 
     def _mark(self, now: float, *, rest: bool = False) -> None:
@@ -641,7 +652,7 @@ class WebSocketConnection(asyncio.Protocol):
     def _write_all(self) -> None:
         is_scheduled = self._is_flush_scheduled
         for payload in self.take():
-            self._transport.write(text_frame(payload))
+            self._transport.write(encode_frame(payload))
         self._is_flush_scheduled = is_scheduled
 
     def _resume_pushes(self) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from gateway.accounting.usage import SessionAccounting
 from gateway.auth.auth import Authenticator
 from gateway.auth.live import Revocable
-from gateway.limits.limiter import Allowance, Limiter
+from gateway.limits.limiter import Allowance, Limiter, release_nothing
 from gateway.models import Admission
 from gateway.wire import frames
 from metadata.catalog import Principal, Queue
@@ -91,13 +91,12 @@ class SessionQuota:
         Raises:
             Refused: nothing was charged, and the publishes behind it are refused too (R7).
         """
-        allowance, count = self._allowance, len(frame.messages)
-        assert allowance is not None
-        most = allowance.messages_max(queue, now=now)
-        if most is not None and count > most:
+        assert self._allowance is not None
+        quota, count = self._allowance.quota(queue, now=now), len(frame.messages)
+        if not quota.accounts and self._streams is None:
+            return release_nothing
+        if quota.messages_max is not None and count > quota.messages_max:
             return None
-        if frame.sequence is None:
-            return allowance.publish(queue, frame.messages, now=now)
         return self._charge_in_order(frame, queue, count, now)
 
     def charge_part(

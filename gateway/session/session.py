@@ -19,7 +19,7 @@ import msgspec
 from gateway.delivery.consumer import Settlement
 from gateway.delivery.ports import DeliveryList
 from gateway.deliverylog.log import OriginTracker, PublishOrigin
-from gateway.models import Admission, SessionDescription, Transport
+from gateway.models import Admission, SessionDescription
 from gateway.publish.batch import PendingPublish
 from gateway.session.credential import SessionCredential, SessionQuota, producer_id
 from gateway.session.directory import SessionServices
@@ -33,7 +33,7 @@ from gateway.session.transport import SessionTransport
 from gateway.wire import frames
 from gateway.wire.coalesce import CoalescedPublish, Input, coalesce
 from gateway.wire.frames import Close
-from gateway.wire.protocol import Effect, Refusal, SendPing, SessionProtocol, State
+from gateway.wire.protocol import Refusal, SendPing, SessionProtocol, State
 from metadata.catalog import Principal, Queue, check_name
 from metadata.rights import KeyScope
 from push.errors import Refused, TocsinError
@@ -68,6 +68,7 @@ class Session:
         "opened_unix_ms",
         "refusal",
         "session_id",
+        "transport",
     )
 
     def __init__(
@@ -91,6 +92,8 @@ class Session:
         self._publisher = broker.publisher
         self._delivery_log = broker.delivery_log
         self._transport = transport
+        self.transport = transport.transport
+        """The kind of transport that carries it; None if none does."""
         address = transport.address.text or None
         self.account = services.accounting.session(services.has_queue, address, admission)
         self._quota = SessionQuota(services.limiter)
@@ -128,7 +131,9 @@ class Session:
     @property
     def principal(self) -> Principal:
         """The principal of its client. It must not be used before `hello` was accepted."""
-        return self.admission.principal
+        admission = self._credential.admission
+        assert admission is not None
+        return admission.principal
 
     @property
     def is_welcome(self) -> bool:
@@ -139,11 +144,6 @@ class Session:
     def received_at(self) -> float:
         """Time of the last arrival of anything, by the loop's clock."""
         return self._protocol.received_at
-
-    @property
-    def transport(self) -> Transport | None:
-        """The kind of transport that carries it; None if none does."""
-        return self._transport.transport
 
     @property
     def carrier(self) -> SessionTransport | None:
@@ -207,16 +207,16 @@ class Session:
     def receive(self, *messages: bytes, now: float) -> int:
         """Process whole text messages. Returns how many of their frames are no publishes."""
         protocol, before = self._protocol, self._protocol.other_frames
-        self._process([effect for data in messages for effect in protocol.receive(data, now=now)])
+        effects = protocol.receive(*messages, now=now)
+        self.account.count_requests(effects)
+        self._apply(coalesce(effects) if len(effects) > 1 else effects)
         return protocol.other_frames - before
 
     def receive_binary(self) -> None:
         """Refuse a binary message, and close."""
-        self._process(self._protocol.receive_binary())
-
-    def _process(self, effects: list[Effect]) -> None:
+        effects = self._protocol.receive_binary()
         self.account.count_requests(effects)
-        self._apply(coalesce(effects))
+        self._apply(effects)
 
     def charge_frames(self, count: int, *, now: float) -> float:
         """Charge frames that are no publishes. Returns the seconds to wait before more is read."""
@@ -315,7 +315,7 @@ class Session:
     def _complete(self, frame: bytes) -> None:
         self._pending_answers -= 1
         if not self._is_closed:
-            self.send(frame)
+            self._transport.send(frame)
             if self._is_draining:
                 self._close_if_drained()
 
@@ -483,7 +483,7 @@ class Session:
         return True
 
     def _submit(self, frame: frames.Publish, queue: Queue, keys: KeyScope) -> None:
-        release = self._quota.charge(frame, queue, now=self.received_at)
+        release = self._quota.charge(frame, queue, now=self._protocol.received_at)
         if release is not None:
             self._submit_charged(frame, queue, keys, (frame,), release)
             return
@@ -725,6 +725,7 @@ class Session:
             return
         right_lasts_s = max(0.0, self._protocol.right_ends - asyncio.get_running_loop().time())
         self._transport = self._services.sessions.linger(self, min(self.linger_s, right_lasts_s))
+        self.transport = None
         self._suspend()
 
     def _suspend(self) -> None:
@@ -744,6 +745,7 @@ class Session:
         self._transport.detach(frames.REPLACED)
         self._suspend()
         self._transport = transport
+        self.transport = transport.transport
         self.linger_s = linger_s
         self._producer = producer or self._producer
         now = asyncio.get_running_loop().time()

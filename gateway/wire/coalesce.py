@@ -5,25 +5,16 @@ earlier ones. The work for each publish (rights, queue, limits, the delivery log
 in each record) costs several times the work for a message. So publishes of one read that follow
 each other, and could as well have been one publish, become one. Each frame keeps its own answer
 (R5).
-
-    Portions   cuts one read into runs of messages that begin like a publish, and single others
-    coalesce   joins decoded publishes that follow each other
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from gateway.wire.frames import Publish
 from gateway.wire.protocol import Effect
-from gateway.wire.rfc6455 import TEXT, Event
 from push import limits
 
 _MESSAGES_MAX: Final = limits.MESSAGES_PER_PUBLISH_MAX
-PORTION_BYTES_MAX: Final = 32 * 1024
-"""Size in bytes from which a portion takes no further publish. It is as much as is processed of one
-session in one go while several queues publish."""
-_PUBLISH: Final = b'{"type":"publish"'
-"""Beginning of most clients' publishes. A publish that begins otherwise is a portion of its own."""
 
 
 class CoalescedPublish(NamedTuple):
@@ -99,42 +90,3 @@ def _finish_run(run: list[Publish], joined: list[Input]) -> None:
     messages = [message for frame in run for message in frame.messages]
     whole = Publish(first.ref, first.queue, messages, first.sequence, last.resolved)
     joined.append(CoalescedPublish(whole, run))
-
-
-class Portions:
-    """Iterate over the messages of one read as (opcode, messages): several text messages that are
-    publishes, or one of any kind."""
-
-    __slots__ = ("_portions", "ahead_bytes")
-
-    def __init__(self, events: Iterator[Event]) -> None:
-        self.ahead_bytes = 0
-        """Size of the message that was read to see where a portion ends, and is returned next; else
-        0."""
-        self._portions = self._cut(events)
-
-    def __iter__(self) -> "Portions":
-        return self
-
-    def __next__(self) -> tuple[int, list[bytes]]:
-        return next(self._portions)
-
-    def _cut(self, events: Iterator[Event]) -> Iterator[tuple[int, list[bytes]]]:
-        publishes: list[bytes] = []
-        size = 0
-        for opcode, payload in events:
-            if opcode == TEXT and payload.startswith(_PUBLISH):
-                publishes.append(payload)
-                size += len(payload)
-                if size < PORTION_BYTES_MAX:
-                    continue
-                yield TEXT, publishes
-            else:
-                if publishes:
-                    self.ahead_bytes = len(payload)
-                    yield TEXT, publishes
-                    self.ahead_bytes = 0
-                yield opcode, [payload]
-            publishes, size = [], 0
-        if publishes:
-            yield TEXT, publishes

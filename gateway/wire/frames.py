@@ -220,7 +220,7 @@ def decode(data: bytes) -> list[ClientFrame]:
     try:
         if not data.isascii():
             data.decode()  # msgspec.Raw lets invalid UTF-8 through
-        if is_array(data):
+        if data[:1] != b"{" and is_array(data):
             return MANY.decode(data)
         return [ONE.decode(data)]
     except UnicodeDecodeError as error:

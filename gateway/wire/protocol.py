@@ -76,9 +76,9 @@ class SessionProtocol:
     """The protocol of one client's session, sans I/O, whatever transport carries it."""
 
     __slots__ = (
+        "_answer_until",
         "_awaits_pong",
         "_bad_count",
-        "_deadline",
         "_lost_opens",
         "_part_since",
         "_subscriptions",
@@ -96,8 +96,10 @@ class SessionProtocol:
         self.state = State.HELLO
         self.right_ends = right_ends
         self._timing = timing
-        self._deadline = now + timing.hello_timeout_s
+        self._answer_until = now + timing.hello_timeout_s
+        """Time until which `hello` must come, or the answer to a ping."""
         self._awaits_pong = False
+        """Whether a ping was sent, and nothing has arrived since."""
         self._taken_bytes: int | None = None
         """Bytes that its transport had taken at the last ping, or at a later look by `expire`; None
         if nothing was on its way, or nobody can know."""
@@ -123,30 +125,34 @@ class SessionProtocol:
 
     # --- Messages of the client -----------------------------------------------------------------
 
-    def receive(self, data: bytes, *, now: float) -> list[Effect]:
-        """Judge one text message. Nothing happens after the session is closed."""
-        self.on_bytes(now=now)
+    def receive(self, *messages: bytes, now: float) -> list[Effect]:
+        """Judge text messages. Nothing happens after the session is closed."""
+        self.received_at = now
+        self._awaits_pong = False
         self._part_since = None
-        if self.state is State.CLOSED:
-            return []
-        try:
-            received = frames.decode(data)
-        except Refused as error:
-            self.other_frames += 1
-            return self._reject_undecodable(data, error)
         effects: list[Effect] = []
-        for place, frame in enumerate(received, 1):
-            if frame.__class__ is not frames.Publish:
-                self.other_frames += 1
-            effect = self._check(frame, now)
-            if isinstance(effect, frames.Hello) and effect.session and place < len(received):
-                # The frames after it are meant for the other session, if there is one.
-                refusal = Refused("invalid_request", "a hello with a session is alone in a message")
-                return [Refusal.to(refusal), self._close(frames.PROTOCOL)]
-            if effect is not None:
-                effects.append(effect)
-            if effect.__class__ is Close:
+        for data in messages:
+            if self.state is State.CLOSED:
                 break
+            try:
+                received = frames.decode(data)
+            except Refused as error:
+                self.other_frames += 1
+                effects += self._reject_undecodable(data, error)
+                continue
+            for frame in received:
+                if frame.__class__ is not frames.Publish:
+                    self.other_frames += 1
+                effect = self._check(frame)
+                if isinstance(effect, frames.Hello) and effect.session and len(received) > 1:
+                    # The frames after it are meant for the other session, if there is one.
+                    detail = "a hello with a session is alone in a message"
+                    effects.append(Refusal.to(Refused("invalid_request", detail)))
+                    effect = self._close(frames.PROTOCOL)
+                if effect is not None:
+                    effects.append(effect)
+                if effect.__class__ is Close:
+                    break
         return effects
 
     def receive_binary(self) -> list[Effect]:
@@ -156,13 +162,17 @@ class SessionProtocol:
         refusal = Refused("invalid_request", "a binary message; frames are JSON in text messages")
         return [Refusal.to(refusal), self._close(frames.PROTOCOL)]
 
-    def _check(self, frame: frames.ClientFrame, now: float) -> Effect | None:
+    def _check(self, frame: frames.ClientFrame) -> Effect | None:
         if (self.state is State.HELLO) is not isinstance(frame, frames.Hello):
             return self._close(frames.HELLO_FIRST)
         match frame:
             case frames.Publish():
-                refusal = _check_publish(frame)
-                return frame if refusal is None else Refusal.to(refusal, frame.ref)
+                # The type bounds only the sequence of the first message.
+                if frame.sequence is None or (
+                    frame.sequence + len(frame.messages) - 1 <= SEQUENCE_MAX
+                ):
+                    return frame
+                return _sequence_too_high(frame.sequence, frame)
             case frames.Ping() | frames.Auth():
                 return frame
             case frames.Ack() | frames.Nack() | frames.Extend() | frames.Held():
@@ -181,7 +191,6 @@ class SessionProtocol:
             case frames.Hello():
                 self.state = State.OPEN
                 self.has_session_name = frame.session is not None
-                self.on_bytes(now=now)  # from here on only silence counts
                 return frame
 
     def _subscribe(self, frame: frames.Subscribe) -> Effect:
@@ -275,9 +284,7 @@ class SessionProtocol:
     def on_bytes(self, *, now: float) -> None:
         """Note that something arrived. It does not prolong the wait for `hello`."""
         self.received_at = now
-        if self.state is not State.HELLO:
-            self._deadline = now + self._timing.heartbeat_s
-            self._awaits_pong = False
+        self._awaits_pong = False
 
     def on_part(self, *, now: float) -> bool:
         """Note a part of a message, after `on_bytes`. Returns whether to send a sign of life. A
@@ -307,7 +314,11 @@ class SessionProtocol:
 
     def next_deadline(self) -> float | None:
         """Return when to call `expire`; None for never. The deadline may have moved on by then."""
-        return None if self.state is State.CLOSED else min(self._deadline, self.right_ends)
+        if self.state is State.CLOSED:
+            return None
+        awaits_answer = self._awaits_pong or self.state is State.HELLO
+        silent_until = self.received_at + self._timing.heartbeat_s
+        return min(self._answer_until if awaits_answer else silent_until, self.right_ends)
 
     # enforces: P6
     def expire(
@@ -315,22 +326,23 @@ class SessionProtocol:
     ) -> SendPing | Close | None:
         """Return what time alone made due. `taken_bytes` is SessionTransport.taken_bytes. It is
         needed because a client answers a ping only after a large message that came before it."""
-        if self.state is State.CLOSED:
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
             return None
         if now >= self.right_ends:
             return self._close(frames.UNAUTHORIZED)
-        if now < self._deadline:
-            return None
         if self.state is State.HELLO:
             return self._close(frames.HELLO_LATE)
         before, self._taken_bytes = self._taken_bytes, taken_bytes()
         if not self._awaits_pong:
             self._awaits_pong = True
-            self._deadline = now + self._timing.heartbeat_timeout_s
+            self._answer_until = now + self._timing.heartbeat_timeout_s
             return SendPing()
         if before is None or self._taken_bytes is None or self._taken_bytes <= before:
             return self._close(frames.HEARTBEAT)
-        self._deadline = now + self._timing.heartbeat_timeout_s  # it takes bytes, so it is alive
+        self._answer_until = (
+            now + self._timing.heartbeat_timeout_s
+        )  # it takes bytes, so it is alive
         return None
 
     def check(self) -> None:
@@ -344,15 +356,13 @@ class SessionProtocol:
         return close
 
 
-def _check_publish(frame: frames.Publish) -> Refused | None:
-    """Check the sequence of the last message. The type bounds only that of the first one."""
-    if frame.sequence is None or frame.sequence + len(frame.messages) - 1 <= SEQUENCE_MAX:
-        return None
-    return Refused(
+def _sequence_too_high(sequence: int, frame: frames.Publish) -> Refusal:
+    refusal = Refused(
         "invalid_request",
         f"the last message's sequence is above {SEQUENCE_MAX}: {len(frame.messages)} messages "
-        f"from {frame.sequence} on",
+        f"from {sequence} on",
     )
+    return Refusal.to(refusal, frame.ref)
 
 
 def _check_subscribe(frame: frames.Subscribe) -> Refused | None:

@@ -15,8 +15,16 @@ from gateway.wire.frames import TOO_LARGE, Close
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 Event = tuple[int, bytes]
-"""An event of a reader: (TEXT or BINARY, a whole message) or (CLOSE, PING or PONG, its payload).
+"""What a frame brings: (TEXT or BINARY, a whole message) or (CLOSE, PING or PONG, its payload).
 (CONTINUATION, nothing) is a fragment that completes no message, so that callers can count it."""
+Portion = tuple[int, list[bytes]]
+"""Several text messages that follow each other and begin like a publish, or one event of any kind:
+its opcode, and the messages or the payload."""
+PORTION_BYTES_MAX: Final = 32 * 1024
+"""Size in bytes from which a portion takes no further publish. It is as much as is processed of one
+session in one go while several queues publish."""
+_PUBLISH: Final = b'{"type":"publish"'
+"""Beginning of most clients' publishes. A publish that begins otherwise is a portion of its own."""
 _FIN: Final = 0x80
 _OPCODES: Final = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
 _CONTROL_BYTES_MAX: Final = 125
@@ -33,7 +41,8 @@ _MEDIUM: Final = struct.Struct("!BBH")
 _LONG: Final = struct.Struct("!BBQ")
 
 
-def _frame(opcode: int, payload: bytes) -> bytes:
+def encode_frame(payload: bytes, opcode: int = TEXT) -> bytes:
+    """Frame a message in one piece, or a control frame's payload."""
     size = len(payload)
     if size < 126:
         return _SHORT.pack(_FIN | opcode, size) + payload
@@ -42,15 +51,10 @@ def _frame(opcode: int, payload: bytes) -> bytes:
     return _LONG.pack(_FIN | opcode, 127, size) + payload
 
 
-def text_frame(payload: bytes) -> bytes:
-    """Frame an unfragmented text message."""
-    return _frame(TEXT, payload)
-
-
 def control_frame(opcode: int, payload: bytes = b"") -> bytes:
     """Make a close, ping or pong frame. Its payload has at most 125 bytes (5.5)."""
     assert len(payload) <= _CONTROL_BYTES_MAX, payload
-    return _frame(opcode, payload)
+    return encode_frame(payload, opcode)
 
 
 def close_frame(close: Close) -> bytes:
@@ -67,7 +71,8 @@ sends byte by byte would fill a list of objects that take fifty times the bytes.
 
 
 class MessageReader:
-    """Bytes of a client in, whole messages out. It holds at most one incomplete message.
+    """Bytes of a client in, portions of whole messages out. It holds at most one incomplete
+    message.
 
     When the client breaks the rules, `violation` is set to the code to close with. Nothing is read
     after that, nor after a close frame.
@@ -102,8 +107,8 @@ class MessageReader:
         none. In a list, millions of empty ones would take much memory (P9)."""
         self._is_text = False
         self.unread_bytes = 0
-        """Number of bytes that `receive` was given and that are after the last event, while it
-        yields events."""
+        """Number of bytes that `receive` was given and that are after the last portion, while it
+        yields portions."""
         self.violation: Close | None = None
 
     @property
@@ -146,38 +151,52 @@ class MessageReader:
         self._size = 0
         return data
 
-    def receive(self, data: bytes) -> Iterator[Event]:
-        """Yield the events that are complete with these bytes, in order. Iterate to the end, unless
-        the connection ends before."""
+    def receive(self, data: bytes) -> Iterator[Portion]:
+        """Yield what is complete with these bytes, in order. Iterate to the end, unless the
+        connection ends before."""
         if self._buffer is not None:
             self._append(data)
             if self._size < self._bytes_needed:
                 return
             data = self._take_buffered()
-        place = 0
-        while self.violation is None:
+        publishes: list[bytes] = []
+        place, portion_bytes, total = 0, 0, len(data)
+        while place < total:
             header, size = self._header(data, place)
             if self.violation is not None:
-                return
+                break
             start = place + header
             end = start + size
-            if end > len(data):
-                if place < len(data):
-                    self._bytes_needed = end - place
-                    self._append(data[place:])
-                self.unread_bytes = 0
-                return
+            if end > total:
+                self._bytes_needed = end - place
+                self._append(data[place:])
+                break
+            opcode = TEXT
             payload = apply_mask(data[start:end], data[start - 4 : start]) if size else b""
-            event = self._event(data[place], payload)
-            place = end
-            self.unread_bytes = len(data) - place
-            if event is None:
+            if data[place] != _FIN | TEXT:
+                opcode, payload = self._event(data[place], payload)
                 if self.violation is not None:
+                    break
+            if opcode == TEXT and payload.startswith(_PUBLISH):
+                publishes.append(payload)
+                portion_bytes += len(payload)
+                if portion_bytes >= PORTION_BYTES_MAX:
+                    self.unread_bytes = total - end
+                    yield TEXT, publishes
+                    publishes, portion_bytes = [], 0
+            else:
+                if publishes:
+                    self.unread_bytes = total - place
+                    yield TEXT, publishes
+                    publishes, portion_bytes = [], 0
+                self.unread_bytes = total - end
+                yield opcode, [payload]
+                if opcode == CLOSE:
                     return
-                event = (CONTINUATION, b"")
-            yield event
-            if event[0] == CLOSE:
-                return
+            place = end
+        self.unread_bytes = 0
+        if publishes:
+            yield TEXT, publishes
 
     def _header(self, data: bytes, place: int) -> tuple[int, int]:
         """Return the sizes of the frame's header and payload. (n, 0) means that n bytes are needed
@@ -217,35 +236,34 @@ class MessageReader:
         elif size + len(self._fragments or b"") > self.bytes_max:
             self.violation = TOO_LARGE
 
-    def _event(self, first: int, payload: bytes) -> Event | None:
-        """Return the event that a complete frame completes; None if it completes none, or breaks a
+    def _event(self, first: int, payload: bytes) -> Event:
+        """Return the event that a complete frame brings. The caller checks whether it breaks a
         rule."""
         opcode = first & 0x0F
         if opcode >= CLOSE:
-            return (opcode, payload) if opcode != CLOSE or self._check_close(payload) else None
+            if opcode == CLOSE:
+                self._check_close(payload)
+            return opcode, payload
         if first & _FIN and opcode != CONTINUATION:
             return opcode, payload
         if self._fragments is None:
             self._fragments, self._is_text = bytearray(), opcode == TEXT
         self._fragments += payload
         if not first & _FIN:
-            return None
+            return CONTINUATION, b""
         message, self._fragments = bytes(self._fragments), None
         return (TEXT if self._is_text else BINARY), message
 
-    def _check_close(self, payload: bytes) -> bool:
-        """Whether the payload of a close frame is valid: empty, or a code and a reason (7.1.5,
-        7.1.6)."""
+    def _check_close(self, payload: bytes) -> None:
+        """Check the payload of a close frame: empty, or a code and a reason (7.1.5, 7.1.6)."""
         try:
             payload[2:].decode()
         except UnicodeDecodeError:
             self._fail(_INVALID_DATA, "a close reason that is not UTF-8")
-            return False
+            return
         code = int.from_bytes(payload[:2])
         if payload and (len(payload) == 1 or not (code in _CLOSE_CODES or 3000 <= code < 5000)):
             self._fail(_PROTOCOL_ERROR, "invalid close code")
-            return False
-        return True
 
     def _fail(self, code: int, reason: str) -> None:
         self.violation = Close(code, reason)

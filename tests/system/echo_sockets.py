@@ -16,7 +16,7 @@ from gateway.net.websocket import WebSocketConnection
 from gateway.session.directory import SessionServices
 from gateway.session.session import Session
 from gateway.wire.protocol import INVALID_UTF8
-from gateway.wire.rfc6455 import BINARY, Event, MessageReader, _frame, text_frame
+from gateway.wire.rfc6455 import BINARY, MessageReader, Portion, encode_frame
 from metadata.catalog import ANYBODY
 from push import limits
 from tests.gateway.plain_metadata import broker_in_memory
@@ -28,10 +28,10 @@ class _Reader(MessageReader):
 
     __slots__ = ("payload",)
 
-    def receive(self, data: bytes) -> Iterator[Event]:
-        for event in super().receive(data):
-            self.payload = event[1]
-            yield event
+    def receive(self, data: bytes) -> Iterator[Portion]:
+        for portion in super().receive(data):
+            self.payload = portion[1][-1]
+            yield portion
 
 
 class _Echo(Session):
@@ -54,11 +54,11 @@ class _Echo(Session):
             except UnicodeDecodeError:
                 self._connection.close(INVALID_UTF8)
                 break
-            self._connection.write(text_frame(data))
+            self._connection.write([encode_frame(data)])
         return len(messages)
 
     def receive_binary(self) -> None:
-        self._connection.write(_frame(BINARY, self._connection.reader.payload))
+        self._connection.write([encode_frame(self._connection.reader.payload, BINARY)])
 
     def next_deadline(self) -> None:
         return None

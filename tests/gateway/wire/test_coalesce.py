@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from gateway.limits.limiter import Limiter
 from gateway.limits.spec import OF_PRINCIPAL, parse_limits
 from gateway.wire import frames
-from gateway.wire.coalesce import PORTION_BYTES_MAX, CoalescedPublish, Portions, coalesce
+from gateway.wire.coalesce import CoalescedPublish, coalesce
 from gateway.wire.protocol import Effect
-from gateway.wire.rfc6455 import CLOSE, PING, TEXT, Event
 from metadata.catalog import ANYBODY
 from push import limits
 from push.message import Message
@@ -146,44 +145,6 @@ def test_nothing_is_lost_and_every_sequence_is_as_it_was(effects: list[Effect]) 
             place += len(each.messages)
         assert next(messages, None) is None
     assert said == effects
-
-
-# --- Hearing ------------------------------------------------------------------------------------
-
-PUBLISH = b'{"type":"publish","ref":1}'
-
-
-def test_publishes_are_read_together_and_everything_else_alone() -> None:
-    events = [(TEXT, b"1"), (TEXT, PUBLISH), (TEXT, PUBLISH), (PING, b""), (TEXT, PUBLISH)]
-    assert list(Portions(iter(events))) == [
-        (TEXT, [b"1"]), (TEXT, [PUBLISH, PUBLISH]), (PING, [b""]), (TEXT, [PUBLISH]),
-    ]  # fmt: skip
-
-
-def test_what_is_heard_together_is_bounded() -> None:
-    """P9: a part of a turn is no longer because of it."""
-    half = PUBLISH + b" " * (PORTION_BYTES_MAX // 2 - len(PUBLISH))
-    assert list(Portions(iter([(TEXT, half)] * 3))) == [(TEXT, [half, half]), (TEXT, [half])]
-    less = half[:-1]
-    assert list(Portions(iter([(TEXT, less)] * 3))) == [(TEXT, [less, less, less])]
-
-
-def test_what_was_taken_ahead_is_counted_as_long_as_it_waits() -> None:
-    """P9: whoever may not go on yet holds it."""
-    heard = Portions(iter([(TEXT, PUBLISH), (TEXT, b"x" * 1000)]))
-    assert heard.ahead_bytes == 0
-    next(heard)
-    assert heard.ahead_bytes == 1000
-    next(heard)
-    assert heard.ahead_bytes == 0
-
-
-@given(st.lists(st.sampled_from([(TEXT, PUBLISH), (TEXT, b"{}"), (PING, b"p"), (CLOSE, b"")])))
-def test_everything_is_read_in_order(events: list[Event]) -> None:
-    """P1, R7."""
-    assert [
-        (opcode, message) for opcode, messages in Portions(iter(events)) for message in messages
-    ] == events
 
 
 # --- Publishing ---------------------------------------------------------------------------------

@@ -17,12 +17,14 @@ from gateway.wire.rfc6455 import (
     PIECE_BYTES,
     PING,
     PONG,
+    PORTION_BYTES_MAX,
     TEXT,
     Event,
     MessageReader,
+    Portion,
     close_frame,
     control_frame,
-    text_frame,
+    encode_frame,
 )
 from loadtests.clients.wire import frame as wire_frame
 
@@ -38,13 +40,18 @@ def masked(opcode: int, payload: bytes, fin: bool = True) -> bytes:
     return head + (size.to_bytes(2) if size >= 126 else b"") + mask + body
 
 
+def events_of(reader: MessageReader, data: bytes) -> list[Event]:
+    """What a reader makes of these bytes, whatever comes together."""
+    return [(opcode, one) for opcode, messages in reader.receive(data) for one in messages]
+
+
 def read(*pieces: bytes) -> tuple[list[Event], int | None]:
     """Return what a reader makes of these pieces: events, and the code it breaks with."""
     reader = MessageReader(BYTES_MAX)
     events: list[Event] = []
     for piece in pieces:
         if reader.violation is None and not (events and events[-1][0] == CLOSE):
-            events += [event for event in reader.receive(piece) if event[0] != CONTINUATION]
+            events += [event for event in events_of(reader, piece) if event[0] != CONTINUATION]
     return events, reader.violation.code if reader.violation else None
 
 
@@ -124,7 +131,7 @@ def test_reading_agrees_with_websockets_however_it_is_cut(
 def test_messages_survive_byte_by_byte_and_leave_nothing_behind(messages: list[bytes]) -> None:
     reader = MessageReader(BYTES_MAX)
     data = b"".join(masked(TEXT, message) for message in messages)
-    events = [event for byte in data for event in reader.receive(bytes((byte,)))]
+    events = [event for byte in data for event in events_of(reader, bytes((byte,)))]
     assert events == [(TEXT, message) for message in messages]
     assert reader.is_empty
 
@@ -141,10 +148,10 @@ def test_the_limit_may_change_between_two_messages() -> None:
     reader = MessageReader(10)
     data = masked(TEXT, b"x" * 10) + masked(TEXT, b"y" * 300)
     found = []
-    for event in reader.receive(data):
-        found.append(event)
+    for _, messages in reader.receive(data):
+        found += messages
         reader.bytes_max = BYTES_MAX
-    assert [len(payload) for _, payload in found] == [10, 300]
+    assert [len(payload) for payload in found] == [10, 300]
 
 
 def test_fragments_of_nothing_cost_nothing() -> None:
@@ -163,7 +170,7 @@ def test_a_large_message_survives_its_cuts_in_few_pieces(cut: int) -> None:
     data = wire_frame(payload)
     events, came = [], 0
     for place in range(0, len(data), cut):
-        events += list(reader.receive(data[place : place + cut]))
+        events += events_of(reader, data[place : place + cut])
         came += len(data[place : place + cut])
         assert reader.buffered_bytes == (came if came < len(data) else 0)
         assert len(reader._pieces or ()) <= came // PIECE_BYTES
@@ -176,8 +183,8 @@ def test_a_fragment_of_which_nothing_is_complete_can_be_counted() -> None:
     reader = MessageReader(BYTES_MAX)
     data = masked(TEXT, b"{", fin=False) + masked(0, b"", fin=False) + masked(0, b"}")
     nothing = (CONTINUATION, b"")
-    assert list(reader.receive(data)) == [nothing, nothing, (TEXT, b"{}")]
-    assert list(reader.receive(masked(TEXT, b"x"))) == [(TEXT, b"x")]
+    assert events_of(reader, data) == [nothing, nothing, (TEXT, b"{}")]
+    assert events_of(reader, masked(TEXT, b"x")) == [(TEXT, b"x")]
 
 
 def test_what_is_behind_an_event_is_unread_until_it_is_asked_for() -> None:
@@ -196,6 +203,73 @@ def test_nothing_is_read_behind_a_close() -> None:
     assert (events, code) == ([(CLOSE, b"\x03\xe8")], None)
 
 
+# --- Portions -----------------------------------------------------------------------------------
+
+PUBLISH = b'{"type":"publish","ref":1}'
+
+
+def portions(events: list[Event]) -> list[Portion]:
+    """What a reader makes of a read that brings these."""
+    data = b"".join(masked(opcode, payload) for opcode, payload in events)
+    return list(MessageReader(PORTION_BYTES_MAX).receive(data))
+
+
+def test_publishes_are_read_together_and_everything_else_alone() -> None:
+    events = [(TEXT, b"1"), (TEXT, PUBLISH), (TEXT, PUBLISH), (PING, b""), (TEXT, PUBLISH)]
+    assert portions(events) == [
+        (TEXT, [b"1"]), (TEXT, [PUBLISH, PUBLISH]), (PING, [b""]), (TEXT, [PUBLISH]),
+    ]  # fmt: skip
+
+
+def test_a_publish_in_fragments_is_read_together_with_others() -> None:
+    reader = MessageReader(BYTES_MAX)
+    half = len(PUBLISH) // 2
+    cut = masked(TEXT, PUBLISH[:half], fin=False) + masked(0, PUBLISH[half:])
+    whole = masked(TEXT, PUBLISH)
+    assert list(reader.receive(cut + whole)) == [
+        (CONTINUATION, [b""]), (TEXT, [PUBLISH, PUBLISH]),
+    ]  # fmt: skip
+
+
+def test_what_is_heard_together_is_bounded() -> None:
+    """P9: a part of a turn is no longer because of it."""
+    half = PUBLISH + b" " * (PORTION_BYTES_MAX // 2 - len(PUBLISH))
+    assert portions([(TEXT, half)] * 3) == [(TEXT, [half, half]), (TEXT, [half])]
+    less = half[:-1]
+    assert portions([(TEXT, less)] * 3) == [(TEXT, [less, less, less])]
+
+
+def test_what_was_taken_ahead_is_counted_as_long_as_it_waits() -> None:
+    """P9: whoever may not go on yet holds it."""
+    ahead = masked(TEXT, b"x" * 200)
+    reader = MessageReader(BYTES_MAX)
+    heard = reader.receive(masked(TEXT, PUBLISH) + ahead)
+    assert reader.unread_bytes == 0
+    next(heard)
+    assert reader.unread_bytes == len(ahead)
+    next(heard)
+    assert reader.unread_bytes == 0
+
+
+@pytest.mark.parametrize("last", [CLOSE, TEXT])
+@given(events=st.lists(st.sampled_from([(TEXT, PUBLISH), (TEXT, b"{}"), (PING, b"p")])))
+def test_everything_is_read_in_order(events: list[Event], last: int) -> None:
+    """P1, R7."""
+    events = [*events, (last, b"")]
+    read = portions(events)
+    assert [(opcode, message) for opcode, messages in read for message in messages] == events
+
+
+def test_what_comes_before_a_broken_rule_is_read() -> None:
+    reader = MessageReader(BYTES_MAX)
+    data = masked(TEXT, PUBLISH) + b"\x83\x80"
+    assert list(reader.receive(data)) == [(TEXT, [PUBLISH])]
+    assert reader.violation is not None
+
+
+# --- Writing ------------------------------------------------------------------------------------
+
+
 def client_reads(data: bytes) -> list[tuple[int, Any]]:
     client = Protocol(CLIENT, state=OPEN)
     client.receive_data(data)
@@ -207,7 +281,7 @@ def client_reads(data: bytes) -> list[tuple[int, Any]]:
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65_535, 65_536, 100_000])
 def test_what_is_written_a_client_reads(size: int) -> None:
-    assert client_reads(text_frame(b"x" * size)) == [(TEXT, b"x" * size)]
+    assert client_reads(encode_frame(b"x" * size)) == [(TEXT, b"x" * size)]
 
 
 @pytest.mark.parametrize("opcode", [PING, PONG])
