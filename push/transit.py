@@ -69,6 +69,7 @@ class Transit:
         "is_deaf",
         "is_fast",
         "is_slow",
+        "mark_bytes",
     )
 
     def __init__(self, *, opened_at: float) -> None:
@@ -90,6 +91,8 @@ class Transit:
         self._taken = 0
         self._is_taken = False
         self._has_answered = False
+        self.mark_bytes = limits.MARK_BYTES
+        """Number of bytes after which a mark is set. Marks are rare on a line that carries much."""
         self.is_slow = False
         """Whether the data that arrived last, as far as marks tell, took long."""
         self.is_fast = False
@@ -116,17 +119,12 @@ class Transit:
         """Whether something is in transit to a client that has answered no mark so far."""
         return bool(self._awaited) and not self._has_answered
 
-    @property
-    def _marked_bytes(self) -> int:
-        """Number of bytes after which a mark is set. Marks are rare on a line that carries much."""
-        return max(limits.MARK_BYTES, min(limits.MARK_BYTES_MAX, self._window // 4))
-
     # --- Marks ----------------------------------------------------------------------------------
 
     def wants_mark(self, unmarked: int) -> bool:
         """Whether a mark should be set after `unmarked` bytes, which have no mark yet. On a line
         that carries much, marks are rarer."""
-        return not self.is_deaf and unmarked >= self._marked_bytes
+        return not self.is_deaf and unmarked >= self.mark_bytes
 
     def mark(
         self, size: int, *, now: float, taken_bytes: int | None = None, covers: bool = True
@@ -189,6 +187,7 @@ class Transit:
         elif size >= limits.MARK_BYTES:  # less says nothing of what the line carries
             self.is_fast = True
             self._window = min(self._window * 2, limits.TRANSIT_BYTES_MAX)
+        self.mark_bytes = max(limits.MARK_BYTES, min(limits.MARK_BYTES_MAX, self._window // 4))
         self.is_clear = self.is_fast and not self._awaited
 
     def _remember(self, after: float, now: float) -> None:

@@ -554,13 +554,13 @@ class WebSocketConnection(asyncio.Protocol):
     def write(self, encoded: Sequence[bytes]) -> None:
         """Write frames, unless the socket is lost. uvloop would raise then, and the frames of all
         sessions after this one would not be written."""
-        transport = self._transport
+        transport, transit = self._transport, self._transit
         for frame in encoded:
             if not transport.is_closing():
                 transport.write(frame)
         if not self._write_is_paused:
             self._large_bytes = 0
-        if self._unmarked_bytes >= limits.MARK_BYTES:
+        if self._unmarked_bytes >= (limits.MARK_BYTES if transit is None else transit.mark_bytes):
             self._mark(asyncio.get_running_loop().time())
         if self._write_is_paused:
             self._await_reader()
