@@ -131,9 +131,7 @@ class Session:
     @property
     def principal(self) -> Principal:
         """The principal of its client. It must not be used before `hello` was accepted."""
-        admission = self._credential.admission
-        assert admission is not None
-        return admission.principal
+        return self.admission.principal
 
     @property
     def is_welcome(self) -> bool:
