@@ -15,7 +15,7 @@ from gateway.wire.frames import TOO_LARGE, Close
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 Event = tuple[int, bytes]
-"""An event, which a frame brings: (TEXT or BINARY, a whole message) or (CLOSE, PING or PONG, its payload).
+"""An event of a client: (TEXT or BINARY, a whole message) or (CLOSE, PING or PONG, its payload).
 (CONTINUATION, nothing) is a fragment that completes no message, so that callers can count it."""
 Portion = tuple[int, list[bytes]]
 """Several text messages that follow each other and begin like a publish, or one event of any kind:
