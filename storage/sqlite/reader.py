@@ -162,12 +162,15 @@ def read_records(
     )
     records: list[Record] = []
     bad: dict[int, str] = {}
-    size, read_until = 0, end
+    size, read_until, last_row_id = 0, end, 0
     for row in rows:
+        row_id = row[0]
+        if row_id <= last_row_id:  # sound pages in each other's place: SQLite checks no order
+            raise sqlite3.DatabaseError("records are out of order")
+        last_row_id = row_id
         try:
             record = codec.unpack_record(row, partition, sealer)
         except RecordDamaged as error:
-            row_id, *_ = row
             bad[row_id] = str(error)
             if len(bad) == _BAD_MAX:
                 read_until = codec.offset_of(row_id) + 1
