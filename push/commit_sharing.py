@@ -37,6 +37,8 @@ SHARE: Final = 4
 """Most that one owner may hold, in multiples of what is left free. A single one may hold four
 fifths of all, two of them four ninths each, so something is always left (Choudhury and Hahne,
 1998)."""
+SHARE_ALONE: Final = SHARE / (1 + SHARE)
+"""Part of all that one owner may hold if no other one holds anything."""
 WINDOW_S: Final = 1.0
 """Seconds for which a load counts as shared, or as skewed, after it was last found to be. What
 owners bring is summed over half as long at least, and as long at most."""
@@ -159,7 +161,8 @@ class _RecentSizes(Generic[OwnerT]):
 
     def add(self, sizes: Mapping[OwnerT, int], *, now: float) -> None:
         """Add the sizes of a commit."""
-        self.expire(now=now)
+        if now >= self._until:
+            self.expire(now=now)
         for owner, size in sizes.items():
             self._current[owner] = self._current.get(owner, 0) + size
             self._totals[1] += size
@@ -228,7 +231,7 @@ class FairShare(Generic[OwnerT]):
 
     def has_light(self, owners: Iterable[OwnerT]) -> bool:
         """Whether one of these owners is light, as far as the heavy ones are known."""
-        return any(owner not in self._heavy for owner in owners)
+        return not self._heavy.issuperset(owners)
 
     def has_enough(self, size: int, *, now: float) -> bool:
         """Whether nothing more of heavy owners is needed yet, if `size` waits."""
@@ -312,11 +315,11 @@ class FairShare(Generic[OwnerT]):
             self._shared_until = now + WINDOW_S
         self._last = set(wanted)
         is_skewed = now < self._skewed_until
+        if not is_skewed and max(wanted.values(), default=0) < HEAVY_BYTES_MIN:
+            return wanted
         # Heavy owners that are held back have less waiting than they would have.
         least = self.room(now=now) if is_skewed else HEAVY_BYTES_MIN
         many = {owner for owner, size in wanted.items() if size >= least}
-        if not many and not is_skewed:
-            return wanted
         self._recent.expire(now=now)
         sizes = {
             owner: self._recent.of(owner) + wanted.get(owner, 0)

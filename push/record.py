@@ -24,7 +24,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, count, repeat
+from itertools import accumulate, count, repeat, starmap
 from operator import add
 from typing import Any, Final
 
@@ -117,7 +117,7 @@ class Header:
             self.key_hashes.tobytes(),
         ]
         if self.producers:
-            parts += [_PRODUCER.pack(*producer) for producer in self.producers]
+            parts += starmap(_PRODUCER.pack, self.producers)
             parts += [self.producer_indexes.tobytes(), self.sequences.tobytes()]
         parts += self.digests
         parts += [self.expires_unix_ms.tobytes(), self.deliver_at_unix_ms.tobytes()]
@@ -212,9 +212,10 @@ class Record:
     # enforces: R9
     def _without(self, skips: "tuple[int, ...]") -> "Record":
         gone = set(skips)
-        keep = [index for index in range(self.header.count) if index not in gone]
-        if not keep or len(keep) + len(gone) != self.header.count:
-            raise RecordDamaged(f"skips {skips} of a record of {self.header.count} messages")
+        count = self.header.count
+        keep = [index for index in range(count) if index not in gone]
+        if not keep or len(keep) + len(gone) != count:
+            raise RecordDamaged(f"skips {skips} of a record of {count} messages")
         starts, old = self.starts(), self.header
         pieces = [self.payload[starts[i] : starts[i] + old.sizes[i]] for i in keep]
 
@@ -329,8 +330,7 @@ class Record:
     def expires_min_unix_ms(self) -> int:
         """Return the earliest expiry in the record; 0: nothing here expires."""
         if self._expires_min is None:
-            column = self.header.expires_unix_ms
-            self._expires_min = min((x for x in column if x), default=0)
+            self._expires_min = min(filter(None, self.header.expires_unix_ms), default=0)
         return self._expires_min
 
 
@@ -345,6 +345,7 @@ class RecordBuilder:
         "_indexes",
         "_sequences",
         "bytes",
+        "count",
         "key_hashes",
         "payloads",
     )
@@ -352,6 +353,8 @@ class RecordBuilder:
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
         self.key_hashes: list[int] = []
+        self.count = 0
+        """Number of messages."""
         self.bytes = 0
         self._contexts: list[tuple[bytes, int]] = []
         self._current = 0
@@ -359,9 +362,6 @@ class RecordBuilder:
         self._sequences: list[int] = []
         self._ids: dict[int, bytes] = {}
         self._expires: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self.payloads)
 
     def set_producer(self, producer: bytes, resolved: int) -> None:
         """Name the producer of the messages that are added next. `resolved`: all of its sequences
@@ -381,6 +381,7 @@ class RecordBuilder:
         self.key_hashes.append(key_hash)
         self._indexes.append(self._current)
         self._sequences.append(sequence if self._current else 0)
+        self.count += 1
         self.bytes += len(encoded) + 1
 
     def extend(
@@ -393,6 +394,7 @@ class RecordBuilder:
         self.key_hashes += key_hashes
         self._indexes += repeat(self._current, count)
         self._sequences += sequences if self._current else repeat(0, count)
+        self.count += count
         self.bytes += size + count
 
     def mark(self, place: int, digest: bytes | None, expires_unix_ms: int) -> None:
@@ -406,7 +408,7 @@ class RecordBuilder:
         self, *, record_id: bytes, published_unix_ms: int, ring_epoch: int, tenant: int
     ) -> tuple[bytes, bytes, Header]:
         """Make the record. Returns (header bytes, payload, parsed header)."""
-        count = len(self.payloads)
+        count = self.count
         ids, expires = self._ids, self._expires
         with_producers = bool(self._contexts)
         header = Header(

@@ -107,11 +107,13 @@ class CursorWriter:
 
     def on_end(self, lane: int) -> None:
         """Hand over the writes that wait in this lane, unless the next commit is near."""
-        wait_s = self._wait_s(lane)
-        if not wait_s:
-            self.on_begin(lane)
-        elif lane in self._held:
+        if lane not in self._held:
+            return
+        wait_s = self._commits.cursors_wait_s(lane) if self._commits is not None else 0.0
+        if wait_s:
             self._hold_for(lane, wait_s)
+        else:
+            self.on_begin(lane)
 
     def _flush(self) -> None:
         for handle in (self._timer, self._soon):
@@ -119,26 +121,15 @@ class CursorWriter:
                 handle.cancel()
         self._timer = self._soon = None
         dirty, self._dirty = self._dirty, {}
-        lanes: dict[int, dict[CursorSource, None]] = {}
+        lanes: set[int] = set()
         for writer in dirty:
             number = self._storage.lane(writer.place.partition, "all").number
-            lanes.setdefault(number, {})[writer] = None
-        for number, some in lanes.items():
-            wait_s = self._wait_s(number)
-            if wait_s:
-                self._hold(number, some, wait_s)
-            else:
-                self._held.setdefault(number, {}).update(some)
-                self.on_begin(number)
-
-    def _wait_s(self, number: int) -> float:
-        """Return for how many seconds, at most, writes wait for the lane's next commit."""
-        return self._commits.cursors_wait_s(number) if self._commits is not None else 0.0
-
-    def _hold(self, number: int, writers: dict[CursorSource, None], wait_s: float) -> None:
-        self._held.setdefault(number, {}).update(writers)
-        self._hold_for(number, wait_s)
-        self._loop.call_soon(self.on_end, number)  # if the commit that was to begin does not
+            self._held.setdefault(number, {})[writer] = None
+            lanes.add(number)
+        for number in lanes:
+            self.on_end(number)
+            if number in self._held:
+                self._loop.call_soon(self.on_end, number)  # if the commit that is near never comes
 
     def _hold_for(self, number: int, wait_s: float) -> None:
         """End the wait of a lane in `wait_s`, or before, if that is set already."""

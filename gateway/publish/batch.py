@@ -523,18 +523,29 @@ class Backlog:
     """The number of messages whose commit has not ended, and their size as JSON: those of one
     queue, of one lane or of all queues."""
 
-    __slots__ = ("bytes", "messages")
+    __slots__ = ("bytes", "messages", "waiting")
 
     def __init__(self) -> None:
         self.messages = 0
         self.bytes = 0
+        self.waiting = 0
+        """Number of those of a lane that no commit has taken yet."""
 
 
 class OpenRecord:
     """A record that takes messages until a commit closes it. When the commit has ended, it gives
     their publishes the outcomes."""
 
-    __slots__ = ("accepted_us", "backlog", "builder", "partition", "route", "runs")
+    __slots__ = (
+        "accepted_us",
+        "backlog",
+        "builder",
+        "partition",
+        "route",
+        "runs",
+        "size",
+        "weight",
+    )
 
     def __init__(
         self, route: Route, partition: Partition, backlog: Backlog, first: PendingPublish
@@ -545,22 +556,16 @@ class OpenRecord:
         self.backlog = backlog
         """The lane's backlog. The record's messages count in it until their commit has ended."""
         self.builder = RecordBuilder()
+        self.size = 0
+        """Size of the messages as JSON, in bytes."""
+        self.weight = 0
+        """Weight of the record in a commit that several queues share: see `commit_weight`."""
         self.runs: list[tuple[PendingPublish, list[int], int]] = []
         """(publish, places of its messages that are in this record, their size as JSON)."""
         origin = first.origin
         now_us = time.monotonic_ns() // 1000 if origin is None else origin.accepted_us
         self.accepted_us = now_us
         """Time at which the first message was accepted, in microseconds of the monotonic clock."""
-
-    @property
-    def size(self) -> int:
-        """Size of the messages as JSON, in bytes."""
-        return self.builder.bytes - len(self.builder)
-
-    @property
-    def weight(self) -> int:
-        """Weight of the record in a commit that several queues share: see `commit_weight`."""
-        return commit_weight(len(self.builder), self.size)
 
     def take(self, run: Run, size: int) -> None:
         """Append a run of `size` bytes. The caller has checked that it fits."""
@@ -570,16 +575,20 @@ class OpenRecord:
         else:
             builder.set_producer(*context)
         if run.marks:
-            begin = len(builder)
+            begin = builder.count
             for place, digest, expires in run.marks:
                 builder.mark(begin + place, digest, expires)
-        if len(indexes) == 1:  # by far the most common where frames are small
+        count = len(indexes)
+        if count == 1:  # by far the most common where frames are small
             builder.add(run.encoded[0], run.hashes[0], run.sequence + indexes[0])
         else:
             first = run.sequence
             builder.extend(run.encoded, run.hashes, size, [first + index for index in indexes])
         self.runs.append((run.publish, indexes, size))
-        backlog.messages += len(indexes)
+        self.size += size
+        self.weight = commit_weight(builder.count, self.size)
+        backlog.messages += count
+        backlog.waiting += count
         backlog.bytes += size
 
     def close(self, record_id: bytes, now_ms: float) -> tuple[Append, Header]:
@@ -608,7 +617,7 @@ class OpenRecord:
 
     def fail(self, error: TocsinError) -> None:
         """Answer every publish that its messages here were not stored, or that this is unknown."""
-        self.route.counters.count_failed(len(self.builder), error)
+        self.route.counters.count_failed(self.builder.count, error)
         is_unknown = isinstance(error, Unknown)
         for publish, indexes, _ in self.runs:
             for index in indexes:
@@ -664,16 +673,16 @@ class Commit:
         "is_answered",
         "is_share",
         "lane",
+        "messages",
         "size",
         "stored",
         "ticket",
     )
 
     def __init__(
-        self, batch: list[OpenRecord], size: int, began: float, *, is_share: bool, lane: Lane
+        self, batch: list[OpenRecord], began: float, *, is_share: bool, lane: Lane
     ) -> None:
         self.batch = batch
-        self.size = size
         self.began = began
         self.ticket: int | None = None
         """Ticket of the lane's breaker; None if it gave none."""
@@ -686,12 +695,17 @@ class Commit:
         now_ms, self.asked_us = time.time() * 1000, time.monotonic_ns() // 1000
         self.appends: list[Append] = []
         self.headers: list[Header] = []
+        self.messages = 0
+        self.size = 0
+        """Weight of its records (`commit_weight`)."""
         # In one call, because each gives up the interpreter's lock and has to get it back.
         record_ids, at = os.urandom(len(batch) * RECORD_ID_BYTES), 0
         for record in batch:
             append, header = record.close(record_ids[at : at + RECORD_ID_BYTES], now_ms)
             self.appends.append(append)
             self.headers.append(header)
+            self.messages += record.builder.count
+            self.size += record.weight
             at += RECORD_ID_BYTES
         self.is_answered = False
         self.has_light = True
@@ -723,8 +737,8 @@ def commit_weight(messages: int, size: int) -> int:
 
 
 def is_full(builder: RecordBuilder, more_bytes: int, bytes_max: int) -> bool:
-    return len(builder) >= limits.RECORD_MESSAGES_MAX or (
-        len(builder) > 0 and builder.bytes + more_bytes > bytes_max
+    return builder.count >= limits.RECORD_MESSAGES_MAX or (
+        builder.count > 0 and builder.bytes + more_bytes > bytes_max
     )
 
 

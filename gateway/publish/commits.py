@@ -44,7 +44,7 @@ from gateway.publish.batch import (
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits
-from push.commit_sharing import REST_S, CommitPace, FairShare, has_room
+from push.commit_sharing import REST_S, SHARE_ALONE, CommitPace, FairShare, has_room
 from push.errors import Refused, TocsinError, Unknown
 from push.histogram import MESSAGES, Histogram
 from push.places import Partition
@@ -112,8 +112,12 @@ class GroupCommit:
         self._open: dict[Partition, OpenRecord] = {}
         self._closed: Batch = []
         """Records that take no more messages; each goes before its partition's open one."""
-        self._waiting = 0
-        """Number of messages that no commit has taken yet."""
+        self.appending: dict[Partition, PartitionAppends] = {}
+        """The records under way, by partition."""
+        self.under_way = 0
+        """Number of commits under way, in all lanes."""
+        self.is_calm = True
+        """Whether no lane is known to have slow or failing commits."""
         self.pending = Backlog()
         """Messages of all queues whose commit has not ended."""
         self.is_scheduled = False
@@ -130,7 +134,7 @@ class GroupCommit:
 
     def __len__(self) -> int:
         """Return the number of commits under way."""
-        return sum(map(len, self._lanes.values()))
+        return self.under_way
 
     def lanes(self) -> dict[int, "Committer"]:
         """Return the committer of each lane that was published to, by its number."""
@@ -156,23 +160,16 @@ class GroupCommit:
 
     # --- Admission -----------------------------------------------------------------------------
 
-    @property
-    def is_calm(self) -> bool:
-        """Whether no lane is known to have slow or failing commits."""
-        return all(lane.is_calm for lane in self._lanes.values())
-
     def refusal(self, route: Route, count: int) -> Refused | None:
         """Return why a publish of `count` messages to this queue is refused; None if it is not."""
         if not self.is_calm:
             refused = self._storage_refusal(route)
             if refused is not None:
                 return refused
-        pending = self.pending
-        messages, size = pending.messages, pending.bytes
-        # If even one owner of all of it would have room, whose it is does not matter.
+        # If even one owner of all that waits would have room, whose it is does not matter.
         if (
-            not has_room(messages, count, messages, limits.PENDING_MESSAGES_MAX)
-            or not has_room(size, 0, size, limits.PENDING_BYTES_MAX)
+            self.pending.messages + count > SHARE_ALONE * limits.PENDING_MESSAGES_MAX
+            or self.pending.bytes > SHARE_ALONE * limits.PENDING_BYTES_MAX
             or self._is_skewed
         ) and not self._has_room(route, count):
             return Refused("overloaded", "too many messages wait for the storage", 0.1)
@@ -185,6 +182,7 @@ class GroupCommit:
         for lane in self._lanes.values():
             if not (lane.is_calm or len(lane)):
                 lane.refusal()  # no publish may come to it again: a cluster has others since
+        self.is_calm = all(lane.is_calm for lane in self._lanes.values())
         return refused[0] if all(refused) else None
 
     def _lanes_of(self, route: Route) -> set["Committer"]:
@@ -247,7 +245,7 @@ class GroupCommit:
         elif is_full(record.builder, size, self._record_bytes_max):
             self._closed.append(record)
             record = self._open_record(route, partition, run)
-        room = limits.RECORD_MESSAGES_MAX - len(record.builder)
+        room = limits.RECORD_MESSAGES_MAX - record.builder.count
         if count <= room and size <= limits.RECORD_BYTES_MAX:
             record.take(run, size)
             return size
@@ -276,14 +274,13 @@ class GroupCommit:
         pending.bytes += size
         of_queue.messages += messages
         of_queue.bytes += size
-        self._waiting += messages
         if messages and not self.is_scheduled:
             self.is_scheduled = True
             self.loop.call_soon(self._commit)
 
     def release(self, record: OpenRecord) -> None:
         """Take a record's messages out of the backlogs of its lane, its queue and all queues."""
-        count, size = len(record.builder), record.size
+        count, size = record.builder.count, record.size
         pending, of_queue, of_lane = self.pending, record.route.pending, record.backlog
         pending.messages -= count
         pending.bytes -= size
@@ -316,7 +313,7 @@ class GroupCommit:
         else:
             self._closed.remove(record)
         self._orders.on_not_stored(partition, header)
-        self._waiting -= len(record.builder)
+        record.backlog.waiting -= record.builder.count
         self.release(record)
         record.fail(Refused("storage_unavailable", "an earlier message was not stored"))
 
@@ -328,7 +325,7 @@ class GroupCommit:
         sockets have been read. Returns whether a commit is under way."""
         if self.is_scheduled and self._is_skewed:
             self._commit()
-        return any(map(len, self._lanes.values()))
+        return self.under_way > 0
 
     def on_free(self) -> None:
         """Begin the next commit, if something waits. Called when a commit has ended, or when the
@@ -339,9 +336,12 @@ class GroupCommit:
 
     def _commit(self) -> None:
         self.is_scheduled = False
-        if not (self._open or self._closed) or not self._admits():
+        if not (self._open or self._closed):
             return
-        left = self._begin([*self._closed, *self._open.values()])
+        lanes = [lane for lane in self._lanes.values() if lane.admits()]
+        if not lanes:
+            return
+        left = self._begin([*self._closed, *self._open.values()], lanes)
         now = self.loop.time()
         is_shared = self.share.is_shared(now=now)
         # What is shared goes with commits record by record.
@@ -350,33 +350,26 @@ class GroupCommit:
         )
         self._is_skewed = self.share.is_skewed(now=now)
         self._closed, self._open = [], {}
-        self._waiting = 0
         for record in left:
-            self._waiting += len(record.builder)
             before = self._open.pop(record.partition, None)
             if before is not None:
                 self._closed.append(before)
             self._open[record.partition] = record
 
-    def _admits(self) -> bool:
-        """Whether one more commit may begin now in some lane, if all that waits were there."""
-        return any(lane.admits(self._waiting) for lane in self._lanes.values())
-
-    def _begin(self, waiting: Batch) -> Batch:
-        """Begin the next commit in each lane that admits one more; returns what stays, a
-        partition's records in their order."""
+    def _begin(self, waiting: Batch, lanes: list["Committer"]) -> Batch:
+        """Begin the next commit in each of the `lanes`, and in those that become known only now.
+        Returns what stays, a partition's records in their order."""
         batches: dict[Committer, Batch] = {}
         left: Batch = []
-        busy = [lane for lane in self._lanes.values() if len(lane)]
         for record in waiting:
             lane = self._lane_of(record.route, record.partition)
-            if any(one.is_appending(record.partition) for one in busy if one is not lane):
+            before = self.appending.get(record.partition)
+            if before is not None and before.lane is not lane:
                 left.append(record)  # waits for the outcome of what is before it (R7)
             else:
                 batches.setdefault(lane, []).append(record)
         for lane, batch in batches.items():
-            count = sum(len(record.builder) for record in batch)
-            left += lane.begin(batch) if lane.admits(count) else batch
+            left += lane.begin(batch) if lane in lanes or lane.admits() else batch
         return left
 
     def cursors_wait_s(self, number: int) -> float:
@@ -398,21 +391,34 @@ class GroupCommit:
     def on_certified(self, partition: Partition, end: int) -> None:
         """Note that the storage certified a partition up to `end`. If an append is under way there,
         wait for its answer: it brings the record, which followers would otherwise read."""
-        for lane in self._lanes.values():
-            if lane.is_appending(partition):
-                lane.certify_later(partition, end)
-                return
-        self.tail.on_certified(partition, end)
+        appends = self.appending.get(partition)
+        if appends is None:
+            self.tail.on_certified(partition, end)
+        else:
+            appends.late_end = max(end, appends.late_end)
 
     async def drain(self) -> None:
         """Wait until everything that was accepted has its answer."""
-        while self._open or self._closed or len(self):
+        while self._open or self._closed or self.under_way:
             self._commit()
             tasks = [task for lane in self._lanes.values() for task in lane.under_way]
             if tasks:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             else:  # heavy queues rest, or the pace requires a wait
                 await asyncio.sleep(REST_S)
+
+
+class PartitionAppends:
+    """The records of a partition that are under way, all in one lane."""
+
+    __slots__ = ("count", "lane", "late_end")
+
+    def __init__(self, lane: "Committer") -> None:
+        self.lane = lane
+        self.count = 0
+        self.late_end = 0
+        """The certified end that became known meanwhile, until the answers; 0: none did. [An end
+        that another gateway appended meanwhile is forgotten, and nobody notifies it again.]"""
 
 
 class Committer:
@@ -428,10 +434,6 @@ class Committer:
         self._storage = group.storage
         self._tail = group.tail
         self._share = group.share
-        self._appending: dict[Partition, int] = {}
-        """Number of records under way, by partition."""
-        self._late_ends: dict[Partition, int] = {}
-        """Certified ends that became known during an append, by partition, until its answer."""
         self._under_way: dict[asyncio.Future[list[Appended]], Commit] = {}
         self._last_size = 0
         """Weight of the commit that began last."""
@@ -448,6 +450,8 @@ class Committer:
         """Timer that begins the next commit; None if neither heavy queues nor the pace wait."""
         self._shared = 0
         """Number of commits under way that have a share of every queue."""
+        self._light = 0
+        """Number of commits under way that have something of light queues."""
         self.is_calm = True
         """Whether no commit is known to be slow or to have failed. False: `refusal` looks again."""
         self.total = 0
@@ -476,7 +480,7 @@ class Committer:
         commit was large: what goes with such a one waits for longer than both take."""
         if self._last_size > SMALL_BYTES:
             return 0.0
-        is_next = is_due or (self._rest is not None and self._waiting > 0)
+        is_next = is_due or (self._rest is not None and self.backlog.waiting > 0)
         if is_next or len(self._under_way) + self._ending == 1:
             return HELD_S
         return 0.0 if self._under_way else self._pace.expected_for_s(now=self._loop.time())
@@ -485,23 +489,6 @@ class Committer:
         """Note that cursor writes have waited for a commit that did not begin."""
         if not self._under_way:
             self._pace.missed(now=self._loop.time())
-
-    @property
-    def _waiting(self) -> int:
-        """Number of messages of this lane that no commit has taken yet."""
-        under_way = [record for one in self._under_way.values() for record in one.batch]
-        return self.backlog.messages - sum(len(record.builder) for record in under_way)
-
-    def is_appending(self, partition: Partition) -> bool:
-        """Whether an append is under way there, whose answer will notify followers."""
-        return partition in self._appending
-
-    def certify_later(self, partition: Partition, end: int) -> None:
-        """Keep a certified end for when the append there is answered.
-
-        [An end that another gateway appended meanwhile is forgotten, and nobody notifies it again.]
-        """
-        self._late_ends[partition] = max(end, self._late_ends.get(partition, 0))
 
     def has_given_up(self, queue_id: str) -> bool:
         """Whether messages of this queue were answered `unknown` whose commit may yet end."""
@@ -547,7 +534,7 @@ class Committer:
             return
         now = loop.time()
         if self.is_calm and self.age(now) >= limits.COMMIT_SLOW_S:
-            self.is_calm = False
+            self.is_calm = self._group.is_calm = False
             self.slow_total += 1
         for commit in self._under_way.values():
             if now - commit.began >= limits.COMMIT_DEADLINE_S and not commit.is_answered:
@@ -564,51 +551,53 @@ class Committer:
         error = Unknown("the storage did not answer in time: send again under the same id")
         for record, header in zip(commit.batch, commit.headers, strict=True):
             self._group.hold_up(record.partition, header)
-            self.unknown_total += len(record.builder)
+            self.unknown_total += record.builder.count
             record.fail(error)
 
     # --- Beginning -----------------------------------------------------------------------------
 
-    def admits(self, count: int) -> bool:
-        """Whether one more commit may begin now, if `count` messages wait for it."""
+    def admits(self) -> bool:
+        """Whether one more commit may begin now."""
         under_way = len(self._under_way)
         if not under_way:
-            return not self._must_rest(count)
+            return not self._must_rest()
         if any(one.lane != self._lane_now(one.batch) for one in self._under_way.values()):
             return False  # one has failed: what waits behind it is held up first (R7)
         now = self._loop.time()
         if not self._share.is_shared(now=now):
-            return under_way < COMMITS_MAX and count >= COMMIT_AHEAD_MIN
+            return under_way < COMMITS_MAX and self.backlog.waiting >= COMMIT_AHEAD_MIN
         if not (self._shared or self.holds(now)):
             return True
         # Else what comes next goes with the next one.
         return under_way < LIGHT_COMMITS_MAX and self._share.is_skewed(now=now)
 
-    def _must_rest(self, count: int) -> bool:
+    def _must_rest(self) -> bool:
         """Whether nothing begins yet, because the last commit began just now."""
-        now = self._loop.time()
-        if self._share.is_skewed(now=now):
+        now, backlog = self._loop.time(), self.backlog
+        wait_s = self._pace.wait_s(backlog.waiting, backlog.bytes, now=now)
+        if not wait_s or self._share.is_skewed(now=now):
             return False
-        wait_s = self._pace.wait_s(count, self.backlog.bytes, now=now)
-        if wait_s and self._rest is None:
+        if self._rest is None:
             self._rest = self._loop.call_later(wait_s, self._end_rest)
-        return wait_s > 0
+        return True
 
     def holds(self, now: float) -> bool:
         """Whether nothing of heavy queues begins now."""
-        has_light = any(commit.has_light for commit in self._under_way.values())
-        return self._share.holds(has_light=has_light, now=now, lane=self._number)
+        return self._share.holds(has_light=self._light > 0, now=now, lane=self._number)
 
     def begin(self, waiting: Batch) -> Batch:
         """Begin the next commit with the records that go now, perhaps none. Returns those that
         stay, in their order."""
         now, share = self._loop.time(), self._share
+        owners = [record.partition.queue_id for record in waiting]
         sizes = [(record.partition.queue_id, record.weight) for record in waiting]
-        is_beside = self.holds(now) or (self._shared > 0 and share.is_shared(now=now))
+        is_beside = bool(self._under_way) and (
+            self.holds(now) or (self._shared > 0 and share.is_shared(now=now))
+        )
         if is_beside:
             chosen = share.choose_beside(sizes, now=now, lane=self._number)
         else:
-            rest_s = share.rest_s((owner for owner, _ in sizes), now=now, lane=self._number)
+            rest_s = share.rest_s(owners, now=now, lane=self._number)
             if rest_s:
                 if self._rest is None:
                     self._rest = self._loop.call_later(rest_s, self._end_rest)
@@ -616,12 +605,12 @@ class Committer:
             chosen = share.choose(sizes, now=now, lane=self._number)
         if not chosen:
             return waiting
-        size = sum(sizes[place][1] for place in chosen)
         if len(chosen) == len(waiting):
-            self._start(waiting, size, is_share=not is_beside)
+            self._start(waiting, owners, is_share=not is_beside)
             return []
         places = set(chosen)
-        self._start([waiting[place] for place in chosen], size, is_share=not is_beside)
+        batch = [waiting[place] for place in chosen]
+        self._start(batch, [owners[place] for place in chosen], is_share=not is_beside)
         return [record for place, record in enumerate(waiting) if place not in places]
 
     def _end_rest(self) -> None:
@@ -633,19 +622,26 @@ class Committer:
         queue = record.route.queue
         return self._storage.lane(record.partition, queue.settings.durability)
 
-    def _start(self, batch: Batch, size: int, *, is_share: bool) -> None:
+    def _start(self, batch: Batch, owners: Sequence[str], *, is_share: bool) -> None:
+        """Begin a commit of these records. `owners`: the queue of each."""
         loop = self._loop
-        now, appending = loop.time(), self._appending
-        commit = Commit(batch, size, now, is_share=is_share, lane=self._lane_now(batch))
+        now, appending = loop.time(), self._group.appending
+        commit = Commit(batch, now, is_share=is_share, lane=self._lane_now(batch))
         for record in batch:
-            appending[record.partition] = appending.get(record.partition, 0) + 1
-        commit.has_light = self._share.has_light(record.partition.queue_id for record in batch)
+            appends = appending.get(record.partition)
+            if appends is None:
+                appends = appending[record.partition] = PartitionAppends(self)
+            appends.count += 1
+            record.backlog.waiting -= record.builder.count
+        commit.has_light = self._share.has_light(owners)
         commit.ticket = self.breaker.admit(now=now)
         self._shared += is_share
-        self._last_size = size
+        self._light += commit.has_light
+        self._last_size = commit.size
         self._pace.begin(now=now)
         commit.hand_over(self._storage)
         self._under_way[commit.stored] = commit
+        self._group.under_way += 1
         commit.stored.add_done_callback(self._on_stored)
         if self._watch is None:
             self._watch = loop.call_later(_WATCH_EVERY_S, self._check_ages)
@@ -661,9 +657,12 @@ class Committer:
                 if not stored.cancelled():  # else the loop ends, and nobody waits any more
                     self._end(self._under_way[stored], self._under_way[stored].results())
             finally:
-                self._shared -= self._under_way.pop(stored).is_share
+                commit = self._under_way.pop(stored)
+                self._group.under_way -= 1
+                self._shared -= commit.is_share
+                self._light -= commit.has_light
                 self._ending += 1
-                self._pace.end(self._waiting)
+                self._pace.end(self.backlog.waiting)
                 # The next one takes along what the loop reads from the sockets before that turn.
                 self._loop.call_soon(self._begin_next)
 
@@ -676,18 +675,15 @@ class Committer:
             first = results[0] if results else None
             if isinstance(first, TocsinError) and first.code.name in FAILURES:
                 self.breaker.failed(commit.ticket, now=now)
-                self.is_calm = False
+                self.is_calm = self._group.is_calm = False
             else:
                 self.breaker.succeeded(commit.ticket)
         self.took_s.add((times.certified_us - times.asked_us) / 1e6)
-        self.messages.add(sum(len(record.builder) for record in commit.batch))
+        self.messages.add(commit.messages)
         self.total += 1
         self.records_total += len(commit.batch)
         completed: list[tuple[OpenRecord, Header, Appended]] = []
         for at, (record, result) in enumerate(zip(commit.batch, results, strict=True)):
-            left = self._appending.pop(record.partition) - 1
-            if left:
-                self._appending[record.partition] = left
             if isinstance(result, TocsinError):
                 self._fail(commit, at, result)
             elif (
@@ -700,6 +696,7 @@ class Committer:
             else:
                 self._complete(commit, at, result, times)
                 completed.append((record, commit.headers[at], result))
+            self._end_append(record.partition)
         if self._group.log.is_on:
             origins = CommittedOrigins(times, is_late=commit.is_answered)
             for record, header, result in completed:
@@ -712,8 +709,7 @@ class Committer:
         if not commit.is_answered:
             self._group.hold_up(record.partition, commit.headers[at])
             if isinstance(error, Unknown):
-                self.unknown_total += len(record.builder)
-        self._certify_late(record.partition)
+                self.unknown_total += record.builder.count
         self._group.release(record)
         if not commit.is_answered:
             record.fail(error)
@@ -731,7 +727,6 @@ class Committer:
             else:
                 stored = Record(result.first, header.without_producers(), append.payload)
             self._tail.on_append(partition, stored, times, result.certified)
-        self._certify_late(partition)
         self._group.release(record)
         self.messages_total += result.count
         level = append.durability
@@ -747,18 +742,23 @@ class Committer:
             is_answered=commit.is_answered,
         )
 
-    def _certify_late(self, partition: Partition) -> None:
-        """Pass on an end that became known during an append, if it is after the answer's end."""
-        if partition in self._late_ends and partition not in self._appending:
-            end = self._late_ends.pop(partition)
-            if end > self._tail.ends.get(partition, 0):
-                self._tail.on_certified(partition, end)
+    def _end_append(self, partition: Partition) -> None:
+        """Count an append that was answered. After a partition's last one, pass on the end that
+        became known meanwhile, if it is after the answer's end."""
+        appends = self._group.appending[partition]
+        appends.count -= 1
+        if not appends.count:
+            del self._group.appending[partition]
+            if appends.late_end > self._tail.ends.get(partition, 0):
+                self._tail.on_certified(partition, appends.late_end)
 
     def _begin_next(self) -> None:
         self._ending -= 1
-        # Behind the next one, if that begins now or in the next turn.
-        self._loop.call_soon(self._notify_end)
         self._group.on_free()
+        if self._group.is_scheduled:  # behind the next one, which may begin in the next turn
+            self._loop.call_soon(self._notify_end)
+        else:
+            self._notify_end()
 
     def _notify_end(self) -> None:
         for listener in self._group.on_end:

@@ -55,8 +55,8 @@ def build(batch: list[Given]) -> tuple[bytes, bytes, Header]:
         else:
             builder.set_producer(*one.context)
         builder.add(one.encoded, one.key_hash, one.sequence)
-        builder.mark(len(builder) - 1, one.digest, one.expires_unix_ms)
-    assert len(builder) == len(batch)
+        builder.mark(builder.count - 1, one.digest, one.expires_unix_ms)
+    assert builder.count == len(batch)
     assert builder.bytes == sum(len(one.encoded) + 1 for one in batch)
     return builder.close(
         record_id=RECORD_ID, published_unix_ms=1_700_000_000_123, ring_epoch=3, tenant=7

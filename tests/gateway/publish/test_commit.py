@@ -23,7 +23,7 @@ class Raising(MemoryStorage):
 
 def commit() -> Commit:
     """Of nothing."""
-    return Commit([], 0, 0.0, is_share=True, lane=Lane(0, 0))
+    return Commit([], 0.0, is_share=True, lane=Lane(0, 0))
 
 
 async def test_what_a_storage_raises_at_once_is_raised_where_it_is_awaited() -> None:
