@@ -770,23 +770,6 @@ def outcome_at(number: int, outcome: Stored | NotStored, queue: Queue) -> Outcom
     return Refused(outcome.code, detail)
 
 
-# enforces: R6
-def refused_sequences(
-    producer: bytes | None, sequence: int, resolved: int, count: int
-) -> Refused | None:
-    """Return why a publish with sequences is refused as a whole; None if it is not (R6)."""
-    if producer is None:
-        return Refused("invalid_request", "a sequence needs a producer: name one in hello")
-    if resolved > sequence:
-        return Refused("sequence_too_old", f"resolved is {resolved}, sequence {sequence}")
-    if sequence + count - resolved > limits.IN_FLIGHT_PER_PRODUCER_MAX:
-        return Refused(
-            "too_many_in_flight",
-            f"at most {limits.IN_FLIGHT_PER_PRODUCER_MAX} sequences from resolved on",
-        )
-    return None
-
-
 def any_storable(messages: Sequence[Message], message_bytes_max: int) -> bool:
     """Whether at least one is a message that a queue may take."""
     for message in messages:

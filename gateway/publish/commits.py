@@ -558,12 +558,11 @@ class Committer:
 
     def admits(self) -> bool:
         """Whether one more commit may begin now."""
-        under_way = len(self._under_way)
+        under_way, now = len(self._under_way), self._loop.time()
         if not under_way:
-            return not self._must_rest()
+            return not self._must_rest(now)
         if any(one.lane != self._lane_now(one.batch) for one in self._under_way.values()):
             return False  # one has failed: what waits behind it is held up first (R7)
-        now = self._loop.time()
         if not self._share.is_shared(now=now):
             return under_way < COMMITS_MAX and self.backlog.waiting >= COMMIT_AHEAD_MIN
         if not (self._shared or self.holds(now)):
@@ -571,9 +570,9 @@ class Committer:
         # Else what comes next goes with the next one.
         return under_way < LIGHT_COMMITS_MAX and self._share.is_skewed(now=now)
 
-    def _must_rest(self) -> bool:
+    def _must_rest(self, now: float) -> bool:
         """Whether nothing begins yet, because the last commit began just now."""
-        now, backlog = self._loop.time(), self.backlog
+        backlog = self.backlog
         wait_s = self._pace.wait_s(backlog.waiting, backlog.bytes, now=now)
         if not wait_s or self._share.is_skewed(now=now):
             return False

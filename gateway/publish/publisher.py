@@ -18,12 +18,12 @@ from gateway.publish.batch import (
     Run,
     SendingOrders,
     cut,
-    refused_sequences,
 )
 from gateway.publish.commits import GroupCommit
 from gateway.publish.tail import Tail
 from gateway.publish.tombstones import Tombstones
 from metadata.catalog import Queue
+from push import limits
 from push.commit_sharing import FairShare
 from push.errors import Refused
 from push.storage_port import Storage
@@ -181,3 +181,20 @@ class Publisher:
     async def drain(self) -> None:
         """Wait until everything that was accepted has its answer."""
         await self.commits.drain()
+
+
+# enforces: R6
+def refused_sequences(
+    producer: bytes | None, sequence: int, resolved: int, count: int
+) -> Refused | None:
+    """Return why a publish with sequences is refused as a whole; None if it is not (R6)."""
+    if producer is None:
+        return Refused("invalid_request", "a sequence needs a producer: name one in hello")
+    if resolved > sequence:
+        return Refused("sequence_too_old", f"resolved is {resolved}, sequence {sequence}")
+    if sequence + count - resolved > limits.IN_FLIGHT_PER_PRODUCER_MAX:
+        return Refused(
+            "too_many_in_flight",
+            f"at most {limits.IN_FLIGHT_PER_PRODUCER_MAX} sequences from resolved on",
+        )
+    return None

@@ -301,11 +301,11 @@ def append_record(
     messages may be stored. Changes the log and the lines.
     """
     log.acts += 1
-    size = sum(header.sizes)
-    if refuse is None and not header.digests and log.refusal(append, header.count, size) is None:
-        runs = _runs(header, line_of)
+    count, size = len(header.sizes), sum(header.sizes)
+    if refuse is None and not header.digests and log.refusal(append, count, size) is None:
+        runs = _runs(header, count, line_of)
         if runs is not None:
-            return _append_whole(log, header, size, runs)
+            return _append_whole(log, count, size, runs)
     return _append_singly(log, append, header, line_of=line_of, find_ids=find_ids, refuse=refuse)
 
 
@@ -320,12 +320,15 @@ class _Run:
     sequences: "array[int]"
 
 
-def _runs(header: Header, line_of: Callable[[bytes], ProducerLine]) -> list[_Run] | None:
-    """Return the record's runs if all of them are new; None: judge message by message.
+def _runs(
+    header: Header, count: int, line_of: Callable[[bytes], ProducerLine]
+) -> list[_Run] | None:
+    """Return the runs of a record of `count` messages if all of them are new; None: judge message
+    by message.
 
     Adds nothing to the lines. It takes Python steps for each run, not for each message.
     """
-    indexes, count = header.producer_indexes, header.count
+    indexes = header.producer_indexes
     if not header.producers:
         return []
     if indexes[0] == indexes[-1] and indexes.count(indexes[0]) == count:
@@ -353,13 +356,14 @@ def _runs(header: Header, line_of: Callable[[bytes], ProducerLine]) -> list[_Run
     return runs
 
 
-def _append_whole(log: PartitionLog, header: Header, size: int, runs: list[_Run]) -> Effect:
-    first, count = log.next_offset, header.count
+def _append_whole(log: PartitionLog, count: int, size: int, runs: list[_Run]) -> Effect:
+    first = log.next_offset
+    lines: dict[bytes, ProducerLine] = {}
     for run in runs:
         run.line.add_run(run.sequences, first + run.first, run.resolved)
+        lines[run.producer] = run.line
     log.add(count, size)
-    appended = Appended(first, count, log.next_offset, log.generation)
-    return Effect(appended, size, {run.producer: run.line for run in runs})
+    return Effect(Appended(first, count, log.next_offset, log.generation), size, lines)
 
 
 # enforces: P4, R5

@@ -53,6 +53,20 @@ class Change:
     dead: bool = False
     """Whether `GroupCursor.dead` has other ranges now."""
 
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether nothing has changed but what is passed."""
+        return not (
+            self.retries
+            or self.retries_gone
+            or self.aside
+            or self.aside_gone
+            or self.parked
+            or self.unparked
+            or self.ended
+            or self.dead
+        )
+
 
 class GroupCursor:
     """Cursor of a group in one partition, with the epoch, token and assignment by which earlier
@@ -344,18 +358,22 @@ def check_write(write: CursorWrite, certified: int) -> None:
         Refused: invalid_request: it does not, a range is reversed, or a number is negative or
             above NUMBER_MAX.
     """
-    highest = max((last for _, last in write.settled), default=-1)
-    highest = max(highest, max((last for _, last in write.ended), default=-1))
-    highest = max(highest, max((one.last for one in write.dead), default=-1))
-    highest = max(highest, max((retry.offset for retry in write.retries), default=-1))
+    ranges = (*write.settled, *write.ended)
+    if write.dead:
+        ranges += tuple((one.first, one.last) for one in write.dead)
+    highest = -1
+    for _, last in ranges:
+        highest = max(highest, last)
+    for retry in write.retries:
+        highest = max(highest, retry.offset)
     for side in write.aside:
-        highest = max(highest, max(side.offsets, default=-1))
+        highest = max((highest, *side.offsets))
     if highest >= certified:
         raise Refused(
             "invalid_request",
             f"offset {highest} is not certified; the certified end is {certified}",
         )
-    for first, last in (*write.settled, *write.ended, *(one[:2] for one in write.dead)):
+    for first, last in ranges:
         if not 0 <= first <= last:
             raise Refused("invalid_request", f"{first}..{last} is not a range of offsets")
     for retry in write.retries:

@@ -263,18 +263,15 @@ class BatchStatement:
         self._tail = tail
         self._texts: dict[int, str] = {}
 
-    def _text(self, count: int) -> str:
-        text = self._texts.get(count)
-        if text is None:
-            rows = ",".join([self._row] * count)
-            text = self._texts[count] = f"{self._head} {rows} {self._tail}"
-        return text
-
     def execute(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
         """Run the statement over these rows. Without any, nothing happens."""
         for low in range(0, len(rows), self._rows_max):
             some = rows[low : low + self._rows_max]
-            connection.execute(self._text(len(some)), tuple(chain.from_iterable(some)))
+            text = self._texts.get(len(some))
+            if text is None:
+                places = ",".join([self._row] * len(some))
+                text = self._texts[len(some)] = f"{self._head} {places} {self._tail}"
+            connection.execute(text, tuple(chain.from_iterable(some)))
 
 
 def insert(table: str, columns: str, rows_max: int = ROWS_MAX) -> BatchStatement:

@@ -12,6 +12,7 @@ the cursor's. They are exceptions: a cursor that only moves on has none of them.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from push.errors import Refused
@@ -47,6 +48,8 @@ class SideRows:
         self._parked: dict[Key, Parked | None] = {}
         self._ended: dict[int, bytes] = {}
         self._dead: dict[int, str] = {}
+        self.has_changed = False
+        """Whether `flush` may have something to write."""
 
     def load(self, row_id: int, cursor: GroupCursor, name: str) -> None:
         """Add to a cursor what lies in the rows beside its own row, whose id is `row_id`; `name` is
@@ -113,6 +116,7 @@ class SideRows:
 
     def note(self, row_id: int, cursor: GroupCursor, change: Change) -> None:
         """Note changes of a cursor that have to be written."""
+        self.has_changed = True
         for retry in change.retries:
             self._retries[(row_id, retry.offset)] = retry
         for offset in change.retries_gone:
@@ -151,6 +155,7 @@ class SideRows:
             ]
             _INSERT_ENDED.execute(self._transaction.begin(), rows)
             self._ended.clear()
+        self.has_changed = False
 
     def _flush_dead(self) -> None:
         connection = self._transaction.begin()
@@ -262,7 +267,8 @@ class CursorWriteState:
         self._report = report
         self._cursors: OrderedDict[CursorPlace, StoredCursor] = OrderedDict()
         self._weights: dict[CursorPlace, int] = {}
-        self._weight = 0
+        self.weight = 0
+        """Memory that all cached cursors take, in entries."""
         self._changed: dict[int, StoredCursor] = {}
         self._side_rows = SideRows(transaction, report)
         self._examined: dict[int, RangeSet] = {}
@@ -391,21 +397,18 @@ class CursorWriteState:
     def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
         """Apply fenced changes. If `check_write` refuses one, none is applied, and Refused is
         raised."""
-        found = [self.find(write.place) for write in writes]
-        for write, stored in zip(writes, found, strict=True):
-            log = self._find_log(write.place.partition)
+        found: list[StoredCursor | None] = []
+        for write in writes:
+            stored, log = self.find(write.place), self._find_log(write.place.partition)
             if stored is not None and log is not None:
                 check_write(write, log.next_offset)
+            found.append(stored)
         answers: list[Written] = []
         for write, stored in zip(writes, found, strict=True):
             if stored is None:
                 answers.append(Written(fenced=True))
                 continue
-            row_id = stored.row_id
-
-            def find_aside(first: int, last: int, row_id: int = row_id) -> list[tuple[int, int]]:
-                return self._side_rows.find_aside(row_id, first, last)
-
+            find_aside = partial(self._side_rows.find_aside, stored.row_id)
             change = stored.cursor.apply(write, find_aside)
             if not change.written.fenced:
                 self._note(stored, change)
@@ -416,14 +419,14 @@ class CursorWriteState:
         if change.passed:
             stored.fresh += change.passed
             self._changed[stored.row_id] = stored
+        if change.is_ordinary:
+            return
         self._side_rows.note(stored.row_id, stored.cursor, change)
         examined = self._examined.get(stored.partition_row) if change.aside_gone else None
         if examined is not None:
             for offset in change.aside_gone:
                 examined.remove(offset, offset)
-        has_side_rows = change.retries or change.aside or change.aside_gone or change.parked
-        if has_side_rows or change.ended or change.dead:
-            self._weigh(stored)
+        self._weigh(stored)
 
     # --- Settled by all ------------------------------------------------------------------------
 
@@ -458,7 +461,8 @@ class CursorWriteState:
         """Write what has changed, inside the batch's transaction."""
         if self._changed:
             self._flush_cursors()
-        self._side_rows.flush()
+        if self._side_rows.has_changed:
+            self._side_rows.flush()
 
     def _flush_cursors(self) -> None:
         whole: list[codec.Row] = []
@@ -483,20 +487,22 @@ class CursorWriteState:
         if rewritten:
             places = ",".join("?" * len(rewritten))
             connection.execute(f"DELETE FROM cursor_log WHERE cursor IN ({places})", rewritten)
-        _UPDATE_CURSOR.execute(connection, whole)
-        _INSERT_LOG.execute(connection, logs)
+        if whole:
+            _UPDATE_CURSOR.execute(connection, whole)
+        if logs:
+            _INSERT_LOG.execute(connection, logs)
         self._changed.clear()
 
     # --- The cache -----------------------------------------------------------------------------
 
     def _weigh(self, stored: StoredCursor) -> None:
         weight = stored.cursor.weight()
-        self._weight += weight - self._weights.get(stored.place, 0)
+        self.weight += weight - self._weights.get(stored.place, 0)
         self._weights[stored.place] = weight
 
     def _evict(self, place: CursorPlace) -> None:
         self._cursors.pop(place, None)
-        self._weight -= self._weights.pop(place, 0)
+        self.weight -= self._weights.pop(place, 0)
 
     def forget_queue(self, queue_id: str) -> None:
         """Forget the cursors of a queue that was deleted."""
@@ -506,7 +512,7 @@ class CursorWriteState:
     def shrink(self) -> None:
         """Keep the cache within its bound by dropping the cursors whose last use is longest ago.
         Called after a commit, when nothing waits to be written."""
-        while self._weight > CURSORS_CACHED_WEIGHT_MAX and len(self._cursors) > 1:
+        while self.weight > CURSORS_CACHED_WEIGHT_MAX and len(self._cursors) > 1:
             self._evict(next(iter(self._cursors)))
 
 

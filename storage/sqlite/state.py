@@ -14,6 +14,7 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
@@ -37,7 +38,7 @@ from storage.rules.append import (
 from storage.rules.cursor import start_floor
 from storage.sqlite import codec
 from storage.sqlite.codec import ROWS_MAX, Transaction, insert, update
-from storage.sqlite.cursors import CursorWriteState
+from storage.sqlite.cursors import CURSORS_CACHED_WEIGHT_MAX, CursorWriteState
 
 _INSERT_ID: Final = insert("client_id", "partition, until_unix_ms, digest, place, checksum")
 _FIND_IDS: Final = "SELECT digest, place, until_unix_ms, checksum FROM client_id WHERE"
@@ -103,7 +104,7 @@ class IdState:
         return buckets
 
     # enforces: R8
-    def find(self, partition_row: int, digests: list[bytes], wall_unix_ms: int) -> dict[bytes, int]:
+    def find(self, partition_row: int, wall_unix_ms: int, digests: list[bytes]) -> dict[bytes, int]:
         """Return digest -> offset of those of these client ids that are remembered."""
         found: dict[bytes, int] = {}
         ask: list[bytes] = []
@@ -216,8 +217,8 @@ class WriteState:
         )
         """Whether rows of dropped queues, groups or cursors may be left, which the trimmer
         deletes."""
-        self.swept_bucket = 0
-        """The bucket of time up to which the trimmer has swept the lines of idle producers."""
+        self.swept_until_unix_ms = 0
+        """Wall time until which the trimmer need not sweep the lines of idle producers again."""
         self.ids = IdState(self.transaction, report)
         self.cursors = CursorWriteState(self.transaction, self.find, report)
         self._next_partition_row = 1 + self._highest("partition", "partition")
@@ -237,7 +238,7 @@ class WriteState:
     def is_sweep_due(self) -> bool:
         """Whether a slice of sweeping may find rows to delete: garbage, or lines of idle
         producers."""
-        return self.has_garbage or line_bucket(self.wall_unix_ms()) > self.swept_bucket
+        return self.has_garbage or self._wall() * 1000 >= self.swept_until_unix_ms
 
     # --- Partitions ----------------------------------------------------------------------------
 
@@ -364,21 +365,21 @@ class WriteState:
     # enforces: R29
     def append(self, appends: Sequence[Append]) -> list[Appended]:
         """Append records (R5-R9); nothing is changed when it raises."""
-        headers = [open_header(append) for append in appends]
-        # Sealing may be refused, so it comes before anything is changed.
-        sealed = [
-            self.sealer.seal(append.partition, append.header, append.payload, header.count)
-            for append, header in zip(appends, headers, strict=True)
-        ]
-        logs = [self.find(append.partition) for append in appends]
+        opened: list[tuple[Append, Header, bytes, PartitionLog | None]] = []
+        for append in appends:  # whatever may be refused comes before anything is changed
+            header = open_header(append)
+            sealed = self.sealer.seal(
+                append.partition, append.header, append.payload, len(header.sizes)
+            )
+            opened.append((append, header, sealed, self.find(append.partition)))
         refuse = None if self._space.is_enough() else "storage_full"
         wall = self.wall_unix_ms()
         answers: list[Appended] = []
-        for append, header, blob, log in zip(appends, headers, sealed, logs, strict=True):
+        for append, header, sealed, log in opened:
             if log is None:
                 answers.append(nowhere(header.count))
             else:
-                answers.append(self._append(log, append, header, blob, refuse=refuse, wall=wall))
+                answers.append(self._append(log, append, header, sealed, refuse=refuse, wall=wall))
         return answers
 
     def _append(
@@ -391,16 +392,14 @@ class WriteState:
         refuse: str | None,
         wall: int,
     ) -> Appended:
-        row_id, bucket = log.row_id, line_bucket(wall)
-
-        def line_of(producer: bytes) -> ProducerLine:
-            return self._line((row_id, producer), bucket)
-
-        def find_ids(digests: list[bytes]) -> dict[bytes, int]:
-            return self.ids.find(row_id, digests, wall)
-
+        row_id = log.row_id
         effect = append_record(
-            log, append, header, line_of=line_of, find_ids=find_ids, refuse=refuse
+            log,
+            append,
+            header,
+            line_of=partial(self._line, row_id, line_bucket(wall)),
+            find_ids=partial(self.ids.find, row_id, wall),
+            refuse=refuse,
         )
         self._changed_partitions[row_id] = log
         for producer, line in effect.lines.items():
@@ -415,7 +414,8 @@ class WriteState:
             self.certified[log.partition] = log.next_offset
         return effect.appended
 
-    def _line(self, key: LineKey, bucket: int) -> ProducerLine:
+    def _line(self, partition_row: int, bucket: int, producer: bytes) -> ProducerLine:
+        key = (partition_row, producer)
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = self._load_line(key, bucket)
@@ -446,22 +446,22 @@ class WriteState:
 
     def flush(self) -> None:
         """Write what has changed, inside the batch's transaction."""
-        if self._changed_partitions:
+        if self._changed_partitions:  # each append changes its partition
             connection = self.transaction.begin()
-            rows = [codec.pack_partition(log) for log in self._changed_partitions.values()]
+            rows = list(map(codec.pack_partition, self._changed_partitions.values()))
             _UPDATE_PARTITION.execute(connection, rows)
             self._changed_partitions.clear()
-        if self._records:
-            self.records_written = len(self._records)
-            _INSERT_RECORD.execute(self.transaction.begin(), self._records)
-            self._records.clear()
-        if self._changed_lines:
-            self._flush_lines()
-        if self.ids.unwritten:
-            self.ids.flush()
+            if self._records:
+                self.records_written = len(self._records)
+                _INSERT_RECORD.execute(connection, self._records)
+                self._records.clear()
+            if self._changed_lines:
+                self._flush_lines(connection)
+            if self.ids.unwritten:
+                self.ids.flush()
         self.cursors.flush()
 
-    def _flush_lines(self) -> None:
+    def _flush_lines(self, connection: sqlite3.Connection) -> None:
         new: list[codec.Row] = []
         old: list[codec.Row] = []
         for key, line in self._changed_lines.items():
@@ -475,9 +475,10 @@ class WriteState:
                 old.append((row_id, resolved, top, blob, checksum))
             self._entries += len(line.sequences) - self._line_entries.get(key, 0)
             self._line_entries[key] = len(line.sequences)
-        connection = self.transaction.begin()
-        _INSERT_LINE.execute(connection, new)
-        _UPDATE_LINE.execute(connection, old)
+        if new:
+            _INSERT_LINE.execute(connection, new)
+        if old:
+            _UPDATE_LINE.execute(connection, old)
         self._changed_lines.clear()
         self._moved_lines.clear()
 
@@ -490,7 +491,8 @@ class WriteState:
         while len(self._lines) > LINES_CACHED_MAX or self._entries > LINE_ENTRIES_CACHED_MAX:
             key, _ = self._lines.popitem(last=False)
             self._entries -= self._line_entries.pop(key, 0)
-        self.cursors.shrink()
+        if self.cursors.weight > CURSORS_CACHED_WEIGHT_MAX:
+            self.cursors.shrink()
 
     # --- Cursors -------------------------------------------------------------------------------
 

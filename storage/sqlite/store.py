@@ -199,7 +199,9 @@ class SqliteStorage:
         self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> Awaitable[list[Appended]]:
         """Append records; durable, and certified, when this is awaited (R10). It begins at once."""
-        size = sum(len(append.header) + len(append.payload) for append in appends)
+        size = 0
+        for append in appends:
+            size += len(append.header) + len(append.payload)
         return self._writer.submit(partial(self._state.append, appends), size)
 
     async def read(

@@ -19,7 +19,13 @@ from push import limits
 from push.errors import Refused
 from push.places import CursorPlace, Partition
 from push.ranges import RangeSet
-from storage.rules.append import FORGOTTEN_BUCKETS, IDLE_BUCKETS, PartitionLog, line_bucket
+from storage.rules.append import (
+    FORGOTTEN_BUCKETS,
+    IDLE_BUCKETS,
+    LINE_BUCKET_MS,
+    PartitionLog,
+    line_bucket,
+)
 from storage.rules.cursor import settled_by_all
 from storage.sqlite import codec
 from storage.sqlite.codec import update
@@ -224,9 +230,10 @@ class Trimmer:
     def _sweep_lines(self) -> None:
         """Reduce the lines of idle producers to their watermark, and delete those of forgotten ones
         (R6), once per bucket of time. Lines in memory age when they are used."""
-        bucket = line_bucket(self._state.wall_unix_ms())
-        if bucket <= self._state.swept_bucket:
+        wall = self._state.wall_unix_ms()
+        if wall < self._state.swept_until_unix_ms:
             return
+        bucket = line_bucket(wall)
         connection = self._transaction.begin()
         forgotten = connection.execute(
             "DELETE FROM producer WHERE id IN (SELECT id FROM producer WHERE bucket < ? LIMIT ?)",
@@ -250,7 +257,7 @@ class Trimmer:
                 empty.append(codec.pack_line(line, partition_row, producer))
         _EMPTY_LINE.execute(connection, empty)
         if len(empty) < _GARBAGE_ROWS:
-            self._state.swept_bucket = bucket
+            self._state.swept_until_unix_ms = (bucket + 1) * LINE_BUCKET_MS
 
 
 class _Slice:
@@ -307,7 +314,7 @@ class _Slice:
                     self._delete(doomed)
                     return False
                 self._looks += 1
-                if settled.covers(begin, end) and not _any_between(aside, begin, end):
+                if settled.covers(begin, end) and not (aside and _any_between(aside, begin, end)):
                     doomed.append((row_id, count, size, stored_bytes))
                     self.freed += stored_bytes
                 elif doomed:
@@ -351,9 +358,8 @@ class _Slice:
             self._transaction.begin().execute(
                 "DELETE FROM record WHERE id BETWEEN ? AND ?", (doomed[0][0], doomed[-1][0])
             )
-            self._log.remove(
-                sum(count for _, count, _, _ in doomed), sum(size for _, _, size, _ in doomed)
-            )
+            _, counts, sizes, _ = zip(*doomed, strict=True)
+            self._log.remove(sum(counts), sum(sizes))
             self._state.changed(self._log)
 
 

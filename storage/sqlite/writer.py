@@ -125,15 +125,14 @@ class SharedCore:
         if size > SMALL_BYTES:
             self.release()
             self._unpinned_until = self._loop.time() + UNPINNED_S
-        elif self._cores is not None and (
-            self._allowed or self._loop.time() >= self._unpinned_until
-        ):
-            self._pin(self._cores)
+        elif self._cores is not None:
+            current = self._cores.current()
+            if current == self._core and self._allowed:
+                return
+            if self._allowed or self._loop.time() >= self._unpinned_until:
+                self._pin(self._cores, current)
 
-    def _pin(self, cores: Cores) -> None:
-        current = cores.current()
-        if current == self._core and self._allowed:
-            return
+    def _pin(self, cores: Cores, current: int) -> None:
         try:
             allowed = self._allowed or cores.allowed(self._writer)
             if len(allowed) < 2 or current not in allowed:
@@ -329,8 +328,7 @@ class StoreWriter:
             if not self.failure and self._checkpointer.is_due(is_free=is_free):
                 self._checkpointer.advance()
             elif is_free and self._state.is_sweep_due():
-                self._batches += 1
-                self._commit(self._with_background_task([]), sweep=True)
+                self._execute(self._with_background_task([]), sweep=True)
             else:
                 self._execute(self._next_batch())
             while self._copies:
@@ -371,70 +369,68 @@ class StoreWriter:
                 wait_s = max(0.0, self._last_commit + BACKGROUND_S - time.perf_counter())
             elif self._checkpointer.has_rest:
                 wait_s = IDLE_S
+            self._handoff.is_idle = True
             try:
-                batch = self._collect(self._next_task(wait_s))
+                first = self._queue.get(timeout=wait_s)
             except queue.Empty:
+                self._handoff.is_idle = False
                 if self._background:
                     break
                 self._checkpointer.finish()
-        if self.failure and not (batch or self._closing):
-            return self._collect()
-        return self._with_background_task(batch)
-
-    def _next_task(self, wait_s: float | None) -> WriteTask | None:
-        """Wait for a task. Raises queue.Empty after `wait_s` seconds; None: wait without end."""
-        self._handoff.is_idle = True
-        try:
-            return self._queue.get(timeout=wait_s)
-        finally:
-            self._handoff.is_idle = False
+            else:
+                self._handoff.is_idle = False
+                batch = self._collect(first)
+        if self.failure and not (batch or self._background or self._closing):
+            return self._collect(self._queue.get())
+        return self._with_background_task(batch) if self._background else batch
 
     def _with_background_task(self, batch: list[WriteTask]) -> list[WriteTask]:
         """Return the batch with a background task, if one waits, in front, because a background
         task flushes the state, which must have nothing of the other tasks yet."""
         return [self._background.popleft(), *batch] if self._background else batch
 
-    def _execute(self, batch: list[WriteTask]) -> None:
+    def _collect(self, task: WriteTask | None) -> list[WriteTask]:
+        """Return this task and those that are queued behind it, within the bounds of a commit.
+        Background tasks are put into `_background`. At the end of the queue (None), sets
+        `_closing`, and returns the background tasks as well."""
+        batch: list[WriteTask] = []
+        size = 0
+        while task is not None:
+            if task.is_background:
+                self._background.append(task)
+            else:
+                batch.append(task)
+                size += task.size
+            is_full = size >= BYTES_PER_COMMIT_MAX or len(batch) >= TASKS_PER_COMMIT_MAX
+            if is_full or self._queue.empty():
+                return batch
+            task = self._queue.get()
+        self._closing = True
+        batch += self._background
+        self._background.clear()
+        return batch
+
+    def _execute(self, batch: list[WriteTask], *, sweep: bool = False) -> None:
+        """Execute the tasks in one transaction, and delete a slice of garbage: if `sweep`, and
+        under load in every _BATCHES_PER_SWEEP-th batch. After a failure refuse them."""
         self._batches += 1
         if self.failure:
             self._refuse([*batch, *self._background])
             self._background.clear()
-        elif batch:
-            busy_sweep = self._batches % _BATCHES_PER_SWEEP == 0 and self._state.has_garbage
-            self._commit(batch, sweep=busy_sweep)
-            self._handoff.release()
-            if not batch[-1].is_background:  # others follow it
+        elif batch or sweep:
+            is_due = self._batches % _BATCHES_PER_SWEEP == 0 and self._state.has_garbage
+            self._commit(batch, sweep=sweep or is_due)
+            if batch and not batch[-1].is_background:  # others follow it
                 self._last_commit = time.perf_counter()
-
-    def _collect(self, *first: WriteTask | None) -> list[WriteTask]:
-        """Return `first` and the tasks that are queued, within the bounds of a commit; wait for at
-        least one task. Background tasks are put into `_background`. At the end of the queue, sets
-        `_closing`, and returns the background tasks as well."""
-        batch: list[WriteTask] = []
-        size = 0
-        taken = list(first)
-        while size < BYTES_PER_COMMIT_MAX and len(batch) < TASKS_PER_COMMIT_MAX:
-            if not taken and (batch or self._background) and self._queue.empty():
-                break
-            task = taken.pop() if taken else self._queue.get()
-            if task is None:
-                self._closing = True
-                batch += self._background
-                self._background.clear()
-                break
-            if task.is_background:
-                self._background.append(task)
-                continue
-            batch.append(task)
-            size += task.size
-        return batch
 
     # enforces: P1, R31
     def _commit(self, batch: list[WriteTask], *, sweep: bool) -> None:
         state = self._state
         answers: list[Answer] = []
+        size = 0
         try:
             for task in batch:
+                size += task.size
                 try:
                     answers.append((task.future, task.run(), None))
                 except TocsinError as error:
@@ -443,9 +439,9 @@ class StoreWriter:
                 state.flush()
                 self._trimmer.sweep()
             state.flush()
+            self._handoff.release()
             is_written = self._connection.in_transaction
             if is_written:
-                self._handoff.release()
                 began = time.perf_counter()
                 self._connection.execute("COMMIT")
                 self._commit_s.add(time.perf_counter() - began)
@@ -453,6 +449,7 @@ class StoreWriter:
                 if self.commits % _COMMITS_PER_WAL_CHECK == 0:
                     self._truncate_wal()
         except Exception as error:
+            self._handoff.release()
             # The state is ahead of the file now, and after a failed fsync the contents of the file
             # are unknown, so the process has to start again from it. [Pages are marked clean after
             # a failed fsync: a second COMMIT succeeds, and lies.]
@@ -465,7 +462,7 @@ class StoreWriter:
             self._call(self._deliver, answers, certified)
         state.shrink()
         if is_written:
-            self._checkpointer.on_commit(sum(task.size for task in batch))
+            self._checkpointer.on_commit(size)
 
     # enforces: R31
     def _truncate_wal(self) -> None:

@@ -38,6 +38,7 @@ def receipt_before_commit() -> None:
             except TocsinError as error:
                 answers.append((task.future, None, error))
         self._state.flush()
+        self._handoff.release()
         certified, self._state.certified = self._state.certified, {}
         self._call(self._deliver, answers, certified)
         time.sleep(COMMIT_DELAY_S)
