@@ -333,11 +333,14 @@ class WebSocketConnection(asyncio.Protocol):
             return
         if not has_text:
             session.on_bytes(now=now)
-        if count or is_cut or self._read_holds & ReadHold.TURN:
-            self._charge(session, count, portions, now, is_cut=is_cut)
+        has_turn = is_cut or self._read_holds & ReadHold.TURN
+        wait_s = session.charge_frames(count, now=now) if count or has_turn else 0.0
+        if wait_s or has_turn:
+            self._take_turns(portions, wait_s, is_cut=is_cut)
         elif self._has_incomplete or not reader.is_empty:
             self._count_incomplete(reader.buffered_bytes)
-            session.on_part(now=now)
+            if not count:
+                session.on_part(now=now)
         if count:  # publishes only move the deadline on, which the timer finds out itself
             self.connections.deadlines.set(self, session.next_deadline())
         if self._outbox_bytes > UNREAD_BYTES_MAX:
@@ -362,18 +365,10 @@ class WebSocketConnection(asyncio.Protocol):
             self.send(frames.error(Refused("request_too_large", detail)))
         self.close(violation)
 
-    def _charge(
-        self,
-        session: Session,
-        count: int,
-        portions: Iterator[Portion],
-        now: float,
-        *,
-        is_cut: bool,
-    ) -> None:
-        """Charge the session for `count` frames. Then the rest, if there is one, has its turn."""
+    def _take_turns(self, portions: Iterator[Portion], wait_s: float, *, is_cut: bool) -> None:
+        """Have the rest of a read, if there is one, processed in its turn, once the client has
+        waited `wait_s` because of its rate. Else read on."""
         reader = self._reader
-        wait_s = session.charge_frames(count, now=now)
         if wait_s:
             self._pause_reading(ReadHold.TURN)
             later = min(wait_s, _SILENT_S_MAX)
@@ -381,7 +376,7 @@ class WebSocketConnection(asyncio.Protocol):
         elif is_cut:
             self._pause_reading(ReadHold.TURN)
             self.connections.defer(self, portions)
-        elif self._read_holds & ReadHold.TURN:
+        else:
             self._resume_reading(ReadHold.TURN)
         held = reader.buffered_bytes + (reader.unread_bytes if wait_s else 0)
         if self._has_incomplete or held:
@@ -393,7 +388,7 @@ class WebSocketConnection(asyncio.Protocol):
         if session is not None:  # else nobody listens any more
             now = asyncio.get_running_loop().time()
             session.on_bytes(now=now)
-            self._charge(session, 0, portions, now, is_cut=True)
+            self._take_turns(portions, session.charge_frames(0, now=now), is_cut=True)
 
     def process_rest(self, rest: Iterator[Portion]) -> None:
         """Process the next part of the rest of a read. After the last part the socket is read

@@ -131,7 +131,9 @@ class Session:
     @property
     def principal(self) -> Principal:
         """The principal of its client. It must not be used before `hello` was accepted."""
-        return self.admission.principal
+        admission = self._credential.admission
+        assert admission is not None
+        return admission.principal
 
     @property
     def is_welcome(self) -> bool:
@@ -247,6 +249,7 @@ class Session:
     # --- Inputs ---------------------------------------------------------------------------------
 
     def _apply(self, inputs: Sequence[Input]) -> None:
+        """Carry out inputs. The most frequent ones come first, because each case costs time."""
         for one in inputs:
             if self._is_closed:
                 return
@@ -254,49 +257,45 @@ class Session:
                 self._pause_reading()  # which bounds what waits to what was read already (P9)
                 continue
             try:
-                self._dispatch(one)
+                match one:
+                    case frames.Publish():
+                        self._publish(one)
+                    case CoalescedPublish():
+                        self._publish_coalesced(one)
+                    case frames.Ack():
+                        self._settle(one, partial(self._subscriptions.ack, one))
+                    case frames.Credit():
+                        self._subscriptions.grant(one.subscription, one.granted)
+                        self._protocol.on_grant(one.subscription, one.granted)
+                    case frames.Extend():
+                        self._answer_settlement(one, self._subscriptions.extend(one))
+                    case frames.Nack():
+                        self._nack(one)
+                    case frames.Ping():
+                        self.send(frames.pong(one.ref, self._delivery_log.clock_unix_us()))
+                    case frames.Subscribe():
+                        self._start(self._subscribe(one))
+                    case frames.Unsubscribe():
+                        self._unsubscribe(one)
+                    case frames.Hello():
+                        self._open(one)
+                    case frames.Held():
+                        self._apply_held(one)
+                    case frames.Auth():
+                        self._renew(one)
+                    case Refusal():
+                        self.account.count_refusal(one.code)
+                        self.send(one.frame)
+                    case SendPing():
+                        self._transport.ping()
+                    case Close():
+                        self._transport.close(one)
+                    case _:
+                        assert_never(one)
             except TocsinError as error:
                 self._refuse(error, getattr(one, "ref", None), getattr(one, "queue", None))
             except Exception:
                 self._report_bug(getattr(one, "ref", None))
-
-    def _dispatch(self, one: Input) -> None:
-        """Carry out one input. The most frequent ones come first, because each case costs time."""
-        match one:
-            case frames.Publish():
-                self._publish(one)
-            case CoalescedPublish():
-                self._publish_coalesced(one)
-            case frames.Ack():
-                self._settle(one, partial(self._subscriptions.ack, one))
-            case frames.Credit():
-                self._subscriptions.grant(one.subscription, one.granted)
-                self._protocol.on_grant(one.subscription, one.granted)
-            case frames.Extend():
-                self._answer_settlement(one, self._subscriptions.extend(one))
-            case frames.Nack():
-                self._nack(one)
-            case frames.Ping():
-                self.send(frames.pong(one.ref, self._delivery_log.clock_unix_us()))
-            case frames.Subscribe():
-                self._start(self._subscribe(one))
-            case frames.Unsubscribe():
-                self._unsubscribe(one)
-            case frames.Hello():
-                self._open(one)
-            case frames.Held():
-                self._apply_held(one)
-            case frames.Auth():
-                self._renew(one)
-            case Refusal():
-                self.account.count_refusal(one.code)
-                self.send(one.frame)
-            case SendPing():
-                self._transport.ping()
-            case Close():
-                self._transport.close(one)
-            case _:
-                assert_never(one)
 
     # --- Answers --------------------------------------------------------------------------------
 
