@@ -20,8 +20,6 @@ from loadtests.peers.streams import Streams
 
 SHARING: Final = ("single", "batch", *OFFERED)
 READING: Final = ("fanout", "idle")
-SYNC_ALWAYS_MIN: Final = (2, 10)
-"""The first version of NATS with `sync_interval: always`."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +83,7 @@ def _nats_version() -> str:
 
 
 def _nats_sync_version() -> str:
-    program = programs.nats()
-    if program.version < SYNC_ALWAYS_MIN:
-        raise Missing(f"{program} cannot sync each message (sync_interval: always); 2.10 can")
-    return str(program)
+    return str(programs.nats_sync())
 
 
 def _nats(

@@ -1,5 +1,6 @@
 """The other brokers on this machine: on the PATH, where Debian puts them, or unpacked in the venv
-by `scripts/peers`. `python -m loadtests.peers.programs` prints the packages of missing ones."""
+by `scripts/peers`. `python -m loadtests.peers.programs` prints the packages of those that are missing
+or too old."""
 
 import os
 import re
@@ -15,6 +16,8 @@ UNPACKED: Final = VENV / "peers"
 """Folder of unpacked packages; each one's files are in `<package>/root`."""
 WHAT_TO_DO: Final = "`scripts/peers` unpacks it into .venv on Debian"
 REDIS_MIN: Final = (7, 0)
+SYNC_ALWAYS_MIN: Final = (2, 10)
+"""The first version of NATS with `sync_interval: always`."""
 
 
 class Missing(RuntimeError):
@@ -65,14 +68,26 @@ def roots(package: str) -> list[Path]:
 
 
 def nats() -> Program:
-    """Find nats-server. Raises Missing."""
+    """Find nats-server: the first that can sync each message, or else the first. Raises Missing."""
     named = shutil.which("nats-server")
     places = [Path(named)] if named else []
     places += [root / "usr/sbin/nats-server" for root in roots("nats-server")]
-    for path in places:
-        if path.exists() and (version := _version(path, "--version")):
-            return Program(path, "nats-server", version)
-    raise Missing(f"there is no nats-server here ({WHAT_TO_DO})")
+    found = [
+        Program(path, "nats-server", version)
+        for path in places
+        if path.exists() and (version := _version(path, "--version"))
+    ]
+    if not found:
+        raise Missing(f"there is no nats-server here ({WHAT_TO_DO})")
+    return next((program for program in found if program.version >= SYNC_ALWAYS_MIN), found[0])
+
+
+def nats_sync() -> Program:
+    """Find a nats-server that can sync each message. Raises Missing."""
+    program = nats()
+    if program.version < SYNC_ALWAYS_MIN:
+        raise Missing(f"{program} cannot sync each message (sync_interval: always); 2.10 can")
+    return program
 
 
 def rabbit() -> Rabbit:
@@ -127,9 +142,10 @@ def _version(path: Path, option: str) -> tuple[int, ...]:
 
 
 def missing() -> list[str]:
-    """Return the packages of missing brokers. Redis and Valkey are installed by `scripts/needs`."""
+    """Return the packages of brokers that are missing or too old. Redis and Valkey are installed by
+    `scripts/needs`."""
     found = []
-    for package, find in (("nats-server", nats), ("rabbitmq-server", rabbit)):
+    for package, find in (("nats-server", nats_sync), ("rabbitmq-server", rabbit)):
         try:
             find()
         except Missing:
