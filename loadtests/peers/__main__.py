@@ -57,6 +57,10 @@ def peers() -> None:
     "--out", type=click.Path(file_okay=False, path_type=Path), default=OUT, show_default=True,
     help="The folder for results, table and plots.",
 )  # fmt: skip
+@click.option(
+    "--page", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Also put the table into this document, as `readme` does. [none]",
+)  # fmt: skip
 def run(
     *,
     rounds: int,
@@ -67,21 +71,35 @@ def run(
     scenarios: tuple[str, ...],
     minutes: float,
     out: Path,
+    page: Path | None,
 ) -> None:
     """Measure, and write results.json, table.md and plots.
 
     \b
-    single    one message a frame, many in flight, as many as the broker takes
-    batch     a hundred messages at a time
-    open1k    1,000 messages a second on a fixed schedule, latency from the scheduled time;
-              open5k and open10k likewise
-    fanout    one message at a time to a thousand readers
-    idle      memory of a connection that holds one reader
+    single      one message a frame, many in flight, as many as the broker takes
+    batch       a hundred messages at a time
+    open1k      1,000 messages a second on a fixed schedule, latency from the scheduled time;
+                open5k and open10k likewise
+    open10k-1   open10k over one partition instead of 16, and open10k-64 over 64; Tocsin alone
+    fanout      one message at a time to a thousand readers
+    idle        memory of a connection that holds one reader
+
+    The scenarios of a fixed rate also measure server CPU a message, and bytes written to the disk
+    for a byte published. The table compares Tocsin's figures with its budgets: bounds that it sets
+    itself, each beside the ratio to every other broker of the same run.
 
     Each measurement has servers of its own on free ports and in a temporary folder, which end with
-    it. Brokers that are not installed are left out, with the reason. It takes about half an hour.
-    Ctrl-C keeps the results so far.
+    it. Brokers that are not installed are left out, with the reason. A measurement that fails is
+    reported in the table, the others go on, and the status is 1 in the end. It takes about 40
+    minutes. Ctrl-C keeps the results so far.
+
+    \b
+    All of it, and the page:   make peers ARGS="--page docs/benchmarks/peers.md"
+    A quick look:              make peers ARGS="--rounds 1 --seconds 1"
+    Two brokers at one rate:   make peers ARGS="--peer tocsin --peer nats-sync --scenario open1k"
     """
+    if page is not None:
+        _page_between_marks(page, "")  # refuse a wrong document before the work
     plan = Plan(
         rounds, seconds, readers, connections, names or tuple(_NAMES),
         scenarios or tuple(SCENARIOS), minutes, _command(),
@@ -105,6 +123,8 @@ def run(
     except RuntimeError as error:
         raise click.ClickException(str(error)) from error
     _show(latest[0], out)
+    if page is not None:
+        _publish(latest[0], page)
     if any(found.failure for found in latest[0].runs):
         sys.exit(1)
 
@@ -128,19 +148,27 @@ def readme(file: Path, document: Path) -> None:
 
     The results and their plots are kept beside the document, in the folder to which it links.
     """
-    results = _read(file)
+    _publish(_read(file), document)
+
+
+def _publish(results: Results, document: Path) -> None:
     folder = document.parent / PUBLISHED
     drawn = pictures(results)
     places = {name: f"{PUBLISHED}/{name}.svg" for name in drawn}
-    try:
-        text = report.into(document.read_text(), report.section(results, places))
-    except ValueError as error:
-        raise click.ClickException(str(error)) from None
+    text = _page_between_marks(document, report.section(results, places))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_bytes(medians.written(results))
     for name, svg in drawn.items():
         (folder / f"{name}.svg").write_text(svg)
     document.write_text(text)
+
+
+def _page_between_marks(document: Path, section: str) -> str:
+    """Return the document with this section between its marks. Raises ClickException."""
+    try:
+        return report.into(document.read_text(), section)
+    except ValueError as error:
+        raise click.ClickException(f"{document}: {error}") from None
 
 
 def _read(file: Path) -> Results:

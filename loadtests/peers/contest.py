@@ -22,9 +22,17 @@ from loadtests.bench.load_run import CONSUMERS, PARTITIONS, PRODUCERS, WARM_UP_S
 from loadtests.bench.scenarios import batch100, fanout5k, idle, open_loop, single
 from loadtests.clients.load import BODY_BYTES, KEYS, LoadFailed
 from loadtests.peers.entrants import ENTRANTS, READING, SHARING, Entrant
-from loadtests.peers.medians import OFFERED, SCHEMA, Known, Results, Run, turns
+from loadtests.peers.medians import (
+    OFFERED,
+    SCHEMA,
+    SPREAD,
+    SPREAD_PER_S,
+    Known,
+    Results,
+    Run,
+    turns,
+)
 from loadtests.peers.meter import Meter
-from loadtests.peers.programs import Missing
 from loadtests.server import raise_file_limit
 
 RUN_TIMEOUT_S: Final = 180.0
@@ -37,10 +45,14 @@ SCENARIOS: Final[Mapping[str, Callable[[Bench], Awaitable[Figures]]]] = {
     "single": single,
     "batch": batch100,
     **{name: partial(open_loop, rate=rate) for name, rate in OFFERED.items()},
+    **{
+        name: partial(open_loop, rate=SPREAD_PER_S, partitions=number)
+        for name, number in SPREAD.items()
+    },
     "fanout": fanout5k,
     "idle": idle,
 }
-assert {*SHARING, *READING} == SCENARIOS.keys()
+assert {*SHARING, *SPREAD, *READING} == SCENARIOS.keys()
 
 
 @dataclass(frozen=True)
@@ -75,27 +87,42 @@ def contest(
     )
     chosen = {entrant.name: entrant for entrant in ENTRANTS if entrant.name in plan.entrants}
     here = [name for name, entrant in chosen.items() if _takes_part(entrant, results, progress)]
-    latest = time.monotonic() + plan.minutes_max * 60
-    for number in range(1, plan.rounds + 1):
-        for scenario in plan.scenarios:
-            for name in turns(here, number):
-                if scenario not in chosen[name].scenarios:
-                    continue
-                if time.monotonic() > latest:
-                    results.cut = f"{plan.minutes_max:g} minutes were over in round {number}"
-                    keep(results)
-                    return results
-                run = measure(chosen[name], scenario, plan, number)
-                progress(f"round {number} of {plan.rounds}, {name}, {scenario}: {told(run)}")
-                results.runs.append(run)
-                results.ended = _now()
+    rounds = [
+        [
+            (scenario, name)
+            for scenario in plan.scenarios
+            for name in turns(here, number)
+            if scenario in chosen[name].scenarios
+        ]
+        for number in range(1, plan.rounds + 1)
+    ]
+    began, count = time.monotonic(), sum(map(len, rounds))
+    for number, measurements in enumerate(rounds, 1):
+        for scenario, name in measurements:
+            took_s = time.monotonic() - began
+            if took_s > plan.minutes_max * 60:
+                results.cut = f"{plan.minutes_max:g} minutes were over in round {number}"
                 keep(results)
+                return results
+            run = measure(chosen[name], scenario, plan, number)
+            results.runs.append(run)
+            results.ended = _now()
+            keep(results)
+            place = f"{len(results.runs)} of {count}, round {number} of {plan.rounds}"
+            left = _left(time.monotonic() - began, len(results.runs), count)
+            progress(f"{place}, {name}, {scenario}: {told(run)}{left}")
     return results
 
 
+def _left(took_s: float, done: int, count: int) -> str:
+    """Return the expected rest of the contest in words; empty at its end."""
+    minutes = took_s / done * (count - done) / 60
+    return f" (about {minutes:.0f} min left)" if minutes >= 1 else ""
+
+
 def measure(entrant: Entrant, scenario: str, plan: Plan, number: int) -> Run:
-    """Measure one entrant in one scenario, on servers of its own, in round `number`. If something
-    goes wrong, nothing is raised: the run's `failure` says what."""
+    """Measure one entrant in one scenario, on servers of its own, in round `number`. If anything
+    goes wrong, nothing is raised: the run's `failure` says what, and the others go on."""
     try:
         with (
             tempfile.TemporaryDirectory(
@@ -103,7 +130,7 @@ def measure(entrant: Entrant, scenario: str, plan: Plan, number: int) -> Run:
             ) as folder,
             entrant.open(Path(folder)) as running,
         ):
-            meter = Meter(running.pids)
+            meter = Meter(running.pids, folder=Path(folder))
             started = meter.rss_bytes()
             connections = plan.readers if scenario == "fanout" else plan.connections
             bench = Bench(
@@ -112,9 +139,18 @@ def measure(entrant: Entrant, scenario: str, plan: Plan, number: int) -> Run:
             )  # fmt: skip
             found = _run(scenario, bench)
             figures = figures_of(found, meter) | {"started_mib": started / MIB}
-    except (RuntimeError, OSError, ValueError, subprocess.SubprocessError) as error:
-        return Run(number, entrant.name, scenario, failure=str(error) or type(error).__name__)
+    except Exception as error:
+        return Run(number, entrant.name, scenario, failure=_why(error))
     return Run(number, entrant.name, scenario, figures)
+
+
+def _why(error: Exception) -> str:
+    """Return the reason of a failure. Only of errors that are meant for people, the text alone."""
+    expected = (RuntimeError, OSError, ValueError, subprocess.SubprocessError)
+    text = str(error)
+    return (
+        text if text and isinstance(error, expected) else f"{type(error).__name__} {text}".strip()
+    )
 
 
 def figures_of(found: Figures, meter: Meter) -> dict[str, float]:
@@ -133,7 +169,13 @@ def figures_of(found: Figures, meter: Meter) -> dict[str, float]:
     if took is not None and took.at_s > 0 and found.messages_per_s:
         named["server_cores"] = took.server_s / took.at_s
         named["generator_cores"] = took.generator_s / took.at_s
-        named["generator_cpu_us"] = took.generator_s / took.at_s / found.messages_per_s * 1e6
+        messages = found.messages_per_s * took.at_s
+        named["generator_cpu_us"] = took.generator_s / messages * 1e6
+        if "per" not in found.more:  # one published message has many recipients
+            for name, written in (
+                ("written_per_byte", took.written_bytes), ("disk_per_byte", took.disk_bytes),
+            ):  # fmt: skip
+                named[name] = None if written is None else written / messages / BODY_BYTES
     return {n: round(float(v), 4) for n, v in named.items() if isinstance(v, int | float)}
 
 
@@ -144,6 +186,7 @@ def told(run: Run) -> str:
     shown = {
         "messages_per_s": "{:,.0f} messages/s", "p99_ms": "p99 {:.2f} ms",
         "server_cpu_us": "{:.1f} µs of server CPU each",
+        "written_per_byte": "{:.2f} bytes written for each",
         "generator_cores": "generator {:.2f} cores",
         "kib_per_connection": "{:.1f} KiB a connection", "started_mib": "{:.0f} MiB at its start",
     }  # fmt: skip
@@ -154,9 +197,10 @@ def told(run: Run) -> str:
 def _takes_part(entrant: Entrant, results: Results, progress: Callable[[str], None]) -> bool:
     try:
         version = entrant.version()
-    except Missing as error:
-        results.skipped[entrant.name] = str(error)
-        progress(f"not measured: {entrant.title}, because {error}")
+    except Exception as error:
+        why = _why(error)
+        results.skipped[entrant.name] = why
+        progress(f"not measured: {entrant.title}, because {why}")
         return False
     results.entrants[entrant.name] = Known(
         entrant.title, version, entrant.transport, entrant.durability, entrant.ordering,

@@ -12,9 +12,8 @@ from loadtests.bench.adapter import Adapter
 from loadtests.bench.command import version_of
 from loadtests.peers import programs, servers
 from loadtests.peers.clients import Bodies
-from loadtests.peers.medians import OFFERED
+from loadtests.peers.medians import OFFERED, SPREAD
 from loadtests.peers.nats import Nats
-from loadtests.peers.programs import Missing
 from loadtests.peers.stomp import Stomp
 from loadtests.peers.streams import Streams
 
@@ -132,7 +131,7 @@ ENTRANTS: Final = (
         "16 partitions by key, shared out by the broker",
         "one frame of 100",
         _TOCSIN_READER,
-        (*SHARING, *READING),
+        (*SHARING, *SPREAD, *READING),
         _tocsin_version,
         _tocsin,
     ),

@@ -1,6 +1,6 @@
 """Results: the figures of runs, the order of turns, and medians over rounds. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -9,6 +9,14 @@ import msgspec
 SCHEMA: Final = 1
 OFFERED: Final = {"open1k": 1_000, "open5k": 5_000, "open10k": 10_000}
 """Scenarios of a fixed rate, in messages a second."""
+SPREAD: Final = {"open10k-1": 1, "open10k-64": 64}
+"""Scenarios of SPREAD_PER_S messages a second over another number of partitions."""
+SPREAD_PER_S: Final = 10_000
+RATES: Final = OFFERED | dict.fromkeys(SPREAD, SPREAD_PER_S)
+"""Every scenario of a fixed rate, in messages a second."""
+KEPT_UP: Final = 0.95
+"""The share of an offered rate that an entrant must reach; otherwise its latencies are not
+shown."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -63,6 +71,10 @@ class Middle(NamedTuple):
     rounds: int
 
 
+Middles = Mapping[tuple[str, str], Mapping[str, Middle]]
+"""(entrant, scenario) → figure → its median."""
+
+
 def turns(names: Sequence[str], number: int) -> list[str]:
     """Return the order of a round, from 1. Each round begins with another name, so that none always
     comes first. Raises ValueError for a number below 1."""
@@ -92,6 +104,12 @@ def middles(runs: Iterable[Run]) -> dict[tuple[str, str], dict[str, Middle]]:
         place: {name: found for name, each in figures.items() if (found := middle(each))}
         for place, figures in values.items()
     }
+
+
+def kept_up(found: Middles, entrant: str, scenario: str) -> bool:
+    """Whether an entrant reached the share KEPT_UP of the rate offered to it."""
+    rate = found.get((entrant, scenario), {}).get("messages_per_s")
+    return rate is not None and rate.value >= KEPT_UP * RATES[scenario]
 
 
 def failures(runs: Iterable[Run]) -> dict[tuple[str, str], list[str]]:

@@ -314,6 +314,6 @@ class Nats:
         return reader
 
 
-SHARED: Final = ("batch100", "single", "open10k")
+SHARED: Final = ("batch100", "single", "open")
 FEEDS: Final = ("fanout5k", "idle")
 """The queues of the scenarios: for groups, and for readers."""

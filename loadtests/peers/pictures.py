@@ -1,10 +1,9 @@
 """Results as pictures: throughput, cost and latency of every entrant. Pure."""
 
-from collections.abc import Mapping
 from typing import Final
 
-from loadtests.peers.medians import OFFERED, Middle, Results, middles
-from loadtests.peers.report import kept_up, number, short
+from loadtests.peers.medians import OFFERED, Middle, Middles, Results, kept_up, middles
+from loadtests.peers.report import number, short
 from loadtests.plots import Panel, Row, bars, ranges
 
 COLOURS: Final = {
@@ -18,8 +17,6 @@ _UNITS: Final = {
     "kib_per_connection": "KiB of resident memory",
 }  # fmt: skip
 _PERCENTILES: Final = ("p50_ms", "p99_ms", "p999_ms")
-
-_Middles = Mapping[tuple[str, str], Mapping[str, Middle]]
 
 
 def pictures(results: Results) -> dict[str, str]:
@@ -61,7 +58,7 @@ def _row(results: Results, name: str, middle: Middle | None) -> Row:
     return Row(label, note, colour, values, number(middle.value))
 
 
-def _latencies(results: Results, found: _Middles) -> list[Panel]:
+def _latencies(results: Results, found: Middles) -> list[Panel]:
     """For each rate and entrant, return a range from the median to p99.9, with a mark at p99."""
     panels = []
     for scenario, rate in OFFERED.items():

@@ -1,6 +1,6 @@
 """The other brokers on this machine: on the PATH, where Debian puts them, or unpacked in the venv
-by `scripts/peers`. `python -m loadtests.peers.programs` prints the packages of those that are missing
-or too old."""
+by `scripts/peers`. `python -m loadtests.peers.programs` prints the packages of those that are
+missing or too old."""
 
 import os
 import re

@@ -4,20 +4,33 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from loadtests.peers.medians import OFFERED, Middle, Results, failures, middles
+from loadtests.peers.budgets import BUDGETS, OURS, Verdict, judged, ratios
+from loadtests.peers.medians import OFFERED, Middle, Middles, Results, failures, kept_up, middles
 
-OURS: Final = "tocsin"
 KIN: Final = "tocsin-redis"
 BEHIND: Final = 1.03
 """Another broker's figure counts as better from this ratio on. Smaller differences occur between
 rounds."""
-KEPT_UP: Final = 0.95
-"""The share of an offered rate that an entrant must reach; otherwise its latencies are not
-shown."""
 BEGIN, END = "<!-- peers: made by `python -m loadtests.peers readme` -->", "<!-- /peers -->"
 COLUMNS: Final = 100
 """The width of a document's lines outside tables."""
 _NONE: Final = "–"
+_HOW_WRITES_COUNT: Final = (
+    "Consumers keep pace, and no queue keeps what was acknowledged. By the servers: `write_bytes` "
+    "of /proc/PID/io over all their processes, ended children included, divided by the bytes of "
+    "the published bodies. The kernel counts a page when it becomes dirty. A page that is "
+    "rewritten before it reaches the disk counts once, one that is rewritten after each sync "
+    "counts each time, and one of a file that is deleted first counts too. ext4 since Linux 6.16 "
+    "may count many pages for a few changed bytes. To the disk: what the disk received in the same "
+    "time, from any process, the journal of the file system included. A broker that does not sync "
+    "has written only a part by then."
+)
+_HOW_BUDGETS_READ: Final = (
+    "A budget is a bound that Tocsin sets itself for one of its figures: the limit should not be "
+    "passed, and the aim is where work goes on to. The last columns are Tocsin's figure divided by "
+    "that broker's in this run, so below 1 Tocsin has the smaller one. Compare brokers that "
+    "confirm alike."
+)
 
 ALTS: Final = {
     "throughput": "Bars: messages a second of each broker, one at a time and by the hundred",
@@ -47,8 +60,6 @@ COMPARED: Final = (
 )
 """(scenario, figure, its name, whether more is better)."""
 
-_Middles = Mapping[tuple[str, str], Mapping[str, Middle]]
-
 
 def number(value: float) -> str:
     """Return three significant digits: 13412 → 13,400, 5.4321 → 5.43, 0.0123 → 0.0123."""
@@ -70,12 +81,6 @@ def spread(found: Middle | None) -> str:
     return f"{number(found.value)} ({number(found.low)} to {number(found.high)})"
 
 
-def kept_up(found: _Middles, entrant: str, scenario: str) -> bool:
-    """Whether an entrant reached the share KEPT_UP of the rate offered to it."""
-    rate = found.get((entrant, scenario), {}).get("messages_per_s")
-    return rate is not None and rate.value >= KEPT_UP * OFFERED[scenario]
-
-
 def markdown(results: Results) -> str:
     """Return the whole report."""
     found = middles(results.runs)
@@ -84,10 +89,10 @@ def markdown(results: Results) -> str:
     if {"single", "batch"} & measured:
         parts.append(_throughput(results, found))
     if OFFERED.keys() & measured:
-        parts.append(_latency(results, found))
+        parts += [_latency(results, found), _costs(results, found)]
     if {"fanout", "idle"} & measured:
         parts.append(_reading(results, found))
-    parts += [_behind(results, found), *_left_out(results)]
+    parts += [_budgets(results, found), _behind(results, found), *_left_out(results)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -145,7 +150,7 @@ def _setups(results: Results) -> str:
     )
 
 
-def _throughput(results: Results, found: _Middles) -> str:
+def _throughput(results: Results, found: Middles) -> str:
     rows = []
     for name, entrant in results.entrants.items():
         single, batch = found.get((name, "single"), {}), found.get((name, "batch"), {})
@@ -179,7 +184,7 @@ def short(text: str) -> str:
     return text.partition(" (")[0]
 
 
-def _latency(results: Results, found: _Middles) -> str:
+def _latency(results: Results, found: Middles) -> str:
     scenarios = [name for name in OFFERED if any(run.scenario == name for run in results.runs)]
     rows = []
     for name, entrant in results.entrants.items():
@@ -209,7 +214,71 @@ def _latency(results: Results, found: _Middles) -> str:
     )
 
 
-def _reading(results: Results, found: _Middles) -> str:
+def _costs(results: Results, found: Middles) -> str:
+    """Return the tables of server CPU and of written bytes at the fixed rates."""
+    scenarios = [name for name in OFFERED if any(run.scenario == name for run in results.runs)]
+    rates = [f"{OFFERED[scenario]:,}/s" for scenario in scenarios]
+
+    def rows(*figures: str) -> list[list[str]]:
+        found_rows = []
+        for name, entrant in results.entrants.items():
+            if not any((name, scenario) in found for scenario in scenarios):
+                continue
+            row = [f"**{entrant.title}**", short(entrant.durability)]
+            for figure in figures:
+                for scenario in scenarios:
+                    value = found.get((name, scenario), {}).get(figure)
+                    is_late = value is not None and not kept_up(found, name, scenario)
+                    row.append("not kept up" if is_late else spread(value))
+            found_rows.append(row)
+        return found_rows
+
+    parts = [
+        _table(("server CPU µs a message", "confirmed", *rates), rows("server_cpu_us")),
+        _wrapped("All servers of an entrant together."),
+        _table(
+            (
+                "bytes written for a byte published", "confirmed",
+                *(f"by the servers, {rate}" for rate in rates),
+                *(f"to the disk, {rate}" for rate in rates),
+            ),
+            rows("written_per_byte", "disk_per_byte"),
+        ),
+        _wrapped(_HOW_WRITES_COUNT),
+    ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def _budgets(results: Results, found: Middles) -> str:
+    """Return the table of the budgets, beside the ratios to the other brokers of this run."""
+    others = [name for name in results.entrants if name not in (OURS, KIN)]
+    titles = [results.entrants[name] for name in others]
+    head = ["budget", "limit", "aim", "measured", "result"]
+    head += [f"to {one.title} ({short(one.durability)})" for one in titles]
+    rows, missed = [], 0
+    for budget in BUDGETS:
+        verdict = judged(budget, found)
+        missed += verdict.result.startswith("missed")
+        bound, unit = "≥ " if budget.at_least else "≤ ", "×" if budget.against else ""
+        row = [budget.label, f"{bound}{budget.limit:,g}{unit}", f"{bound}{budget.aim:,g}{unit}"]
+        divided = ratios(verdict, found, others).values()
+        each = [_NONE if ratio is None else f"{number(ratio)}×" for ratio in divided]
+        rows.append([*row, _measured(verdict), verdict.result, *each])
+    said = f"{_HOW_BUDGETS_READ} In this run {missed} of {len(BUDGETS)} were missed."
+    return "Budgets:\n\n" + _table(head, rows) + "\n\n" + _wrapped(said)
+
+
+def _measured(verdict: Verdict) -> str:
+    """Return what was measured; for a ratio, also the two figures (milliseconds)."""
+    if verdict.measured is None:
+        return _NONE if verdict.figure is None else f"{number(verdict.figure)} ms"
+    if verdict.figure is None or verdict.other is None:
+        return number(verdict.measured)
+    pair = f"{number(verdict.figure)} / {number(verdict.other)} ms"
+    return f"{number(verdict.measured)}× ({pair})"
+
+
+def _reading(results: Results, found: Middles) -> str:
     rows = []
     for name, entrant in results.entrants.items():
         fan, idle = found.get((name, "fanout"), {}), found.get((name, "idle"), {})
@@ -243,7 +312,7 @@ def _reading(results: Results, found: _Middles) -> str:
     )
 
 
-def _behind(results: Results, found: _Middles) -> str:
+def _behind(results: Results, found: Middles) -> str:
     """List every figure in which another broker does better."""
     lines = []
     for scenario, figure, label, more_is_better in COMPARED:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from loadtests.peers import programs
-from loadtests.peers.entrants import ENTRANTS, SYNC_ALWAYS_MIN
-from loadtests.peers.programs import Missing, numbers
+from loadtests.peers.entrants import ENTRANTS
+from loadtests.peers.programs import SYNC_ALWAYS_MIN, Missing, numbers
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from loadtests.peers.medians import Middle, Run
-from loadtests.peers.report import BEGIN, END, into, kept_up, markdown, number, spread
+from loadtests.peers.medians import Middle, Run, kept_up
+from loadtests.peers.report import BEGIN, END, into, markdown, number, spread
 from tests.loadtests.peers.found import contest, known, runs
 
 
