@@ -69,7 +69,7 @@ swarm:  ## thousands of idle sockets, and a storm of reconnects (ARGS=--help tea
 	@scripts/setup $(if $(helps),run,dev)
 	@$(python) -m loadtests.swarm $(ARGS)
 
-peers:  ## Tocsin, NATS, RabbitMQ, Redis Streams at the same work (half an hour; ARGS=--help)
+peers:  ## Tocsin, NATS, RabbitMQ, Redis Streams at the same work (40 minutes; ARGS=--help)
 	@scripts/setup $(if $(helps),run,dev)
 	@$(if $(helps),:,scripts/needs redis)
 	@$(if $(helps),:,scripts/peers)

@@ -114,6 +114,10 @@ class Bench:
     durability: object = None
     speaks: Adapter | None = None
     """The interface to a broker that is another product; None: Tocsin at `url`."""
+    in_flight_max: int | None = None
+    """A bound on messages under way that is lower than the scenario's own; None: no other bound. A
+    broker that syncs each message by itself works through a deep queue in waves of seconds, and a
+    short measurement would see none or one."""
 
     @property
     def adapter(self) -> Adapter:
@@ -150,6 +154,8 @@ class LoadRun:
         *,
         partitions: int = PARTITIONS,
     ) -> None:
+        if bench.in_flight_max is not None:
+            window = min(window, bench.in_flight_max)
         self._bench = bench
         self._queue = queue
         self._partitions = partitions

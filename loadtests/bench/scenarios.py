@@ -319,6 +319,8 @@ def _polled(sessions: list[Waiting]) -> int:
 BEHIND_MAX: Final = 9_000
 """The largest number of unanswered messages of an open loop's producer; the protocol allows
 10,000."""
+OVERTIME_S: Final = 10.0
+"""The seconds after which an open loop gives up to send what the broker is too slow for."""
 APART_S: Final = 2.0
 """Pause between two loads of which each needs the broker alone. The broker shares commits with
 queues that brought messages within the last second."""
@@ -353,21 +355,22 @@ async def single(bench: Bench) -> Figures:
 async def open_loop(bench: Bench, rate: int, partitions: int = PARTITIONS) -> Figures:
     """Send `rate` messages a second on a fixed schedule, one a frame. A message's latency counts
     from its scheduled time, however late this process or the broker was, so there is no coordinated
-    omission."""
+    omission. A broker that is late by OVERTIME_S is sent no more, and its rate says so."""
+    behind_max = min(BEHIND_MAX, (bench.in_flight_max or BEHIND_MAX * PRODUCERS) // PRODUCERS)
     async with quiet(LoadRun(bench, "open", 1, 1 << 30, partitions=partitions)) as line:
         await line.open()
         began_ns, sent = time.monotonic_ns() + 10_000_000, 0
 
         async def offer(seconds: float) -> None:
             nonlocal sent
-            until = sent + int(seconds * rate)
-            while sent < until:
+            until, latest = sent + int(seconds * rate), time.monotonic() + seconds + OVERTIME_S
+            while sent < until and time.monotonic() < latest:
                 line.check()
                 # Message n is due at n / rate, so the first one at once.
                 due = (time.monotonic_ns() - began_ns) * rate // 1_000_000_000 + 1
                 while sent < min(due, until):
                     producer = line.producers[sent % PRODUCERS]
-                    if producer.unanswered >= BEHIND_MAX:
+                    if producer.unanswered >= behind_max:
                         break  # seconds late: it is sent later, and its latency still counts
                     at = stamp(began_ns + sent * 1_000_000_000 // rate)
                     producer.publish(at)

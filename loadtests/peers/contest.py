@@ -135,7 +135,7 @@ def measure(entrant: Entrant, scenario: str, plan: Plan, number: int) -> Run:
             connections = plan.readers if scenario == "fanout" else plan.connections
             bench = Bench(
                 "", None, meter, plan.seconds, 0, connections, lambda _: None,
-                speaks=running.adapter,
+                speaks=running.adapter, in_flight_max=entrant.in_flight_max,
             )  # fmt: skip
             found = _run(scenario, bench)
             figures = figures_of(found, meter) | {"started_mib": started / MIB}

@@ -227,31 +227,39 @@ def _costs(results: Results, found: Middles) -> str:
             row = [f"**{entrant.title}**", short(entrant.durability)]
             for figure in figures:
                 for scenario in scenarios:
-                    value = found.get((name, scenario), {}).get(figure)
-                    is_late = value is not None and not kept_up(found, name, scenario)
-                    row.append("not kept up" if is_late else spread(value))
+                    here = found.get((name, scenario), {})
+                    cell = spread(here.get(figure))
+                    if figure in here and not kept_up(found, name, scenario):
+                        cell += f", at {number(here['messages_per_s'].value)}/s"
+                    row.append(cell)
             found_rows.append(row)
         return found_rows
 
     parts = [
         _table(("server CPU µs a message", "confirmed", *rates), rows("server_cpu_us")),
-        _wrapped("All servers of an entrant together."),
-        _table(
-            (
-                "bytes written for a byte published", "confirmed",
-                *(f"by the servers, {rate}" for rate in rates),
-                *(f"to the disk, {rate}" for rate in rates),
-            ),
-            rows("written_per_byte", "disk_per_byte"),
+        _wrapped(
+            "All servers of an entrant together. An entrant that did not keep up has the rate that "
+            "it reached beside its figure."
         ),
-        _wrapped(_HOW_WRITES_COUNT),
-    ]  # fmt: skip
+    ]
+    if any("written_per_byte" in found.get(place, {}) for place in found if place[1] in OFFERED):
+        head = ["bytes written for a byte published", "confirmed"]
+        head += [
+            f"{where}, {rate}" for where in ("by the servers", "to the disk") for rate in rates
+        ]
+        parts.append(_table(head, rows("written_per_byte", "disk_per_byte")))
+        parts.append(_wrapped(_HOW_WRITES_COUNT))
     return "\n\n".join(parts)
 
 
 def _budgets(results: Results, found: Middles) -> str:
     """Return the table of the budgets, beside the ratios to the other brokers of this run."""
-    others = [name for name in results.entrants if name not in (OURS, KIN)]
+    bounded = {budget.scenario for budget in BUDGETS}
+    others = [
+        name
+        for name in results.entrants
+        if name not in (OURS, KIN) and any((name, scenario) in found for scenario in bounded)
+    ]
     titles = [results.entrants[name] for name in others]
     head = ["budget", "limit", "aim", "measured", "result"]
     head += [f"to {one.title} ({short(one.durability)})" for one in titles]

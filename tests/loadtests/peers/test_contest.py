@@ -3,26 +3,36 @@
 The figures themselves are the machine's; only `make peers` looks at them.
 """
 
+import asyncio
 import json
+import re
+import shutil
 import tempfile
+import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 
 from loadtests.bench import load_run, scenarios
-from loadtests.bench.load_run import Figures
+from loadtests.bench.adapter import Producing
+from loadtests.bench.load_run import Bench, Figures
+from loadtests.clients.load import BODY_BYTES, stamp
 from loadtests.peers import contest as contests
 from loadtests.peers import entrants as known
+from loadtests.peers import nats, stomp, streams
 from loadtests.peers.__main__ import peers
-from loadtests.peers.contest import Plan, contest, figures_of, measure
-from loadtests.peers.entrants import ENTRANTS, Entrant, Running
+from loadtests.peers.contest import SCENARIOS, Plan, contest, figures_of, measure
+from loadtests.peers.entrants import ENTRANTS, READING, SHARING, Entrant, Running
 from loadtests.peers.medians import Run, read
 from loadtests.peers.meter import Mark, Meter
 from loadtests.peers.programs import Missing
+from loadtests.peers.report import BEGIN, END
 from tests.loadtests.longer import longer
+from tests.waiting import becomes
 
 ALONE = Plan(rounds=1, readers=20, connections=40)
 
@@ -55,7 +65,7 @@ def test_who_is_here_does_the_work_and_cleans_up(
 ) -> None:
     here(entrant)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for scenario in ("single", "batch", "open1k", "fanout", "idle"):
+    for scenario in ("single", "batch", "open1k", "open10k-64", "fanout", "idle"):
         if scenario not in entrant.scenarios:
             continue
         found = alone(entrant, scenario)
@@ -68,11 +78,124 @@ def test_who_is_here_does_the_work_and_cleans_up(
             assert found.figures["server_cores"] >= 0
             assert found.figures["generator_cpu_us"] > 0
             assert 0 < found.figures["p50_ms"] <= found.figures["p999_ms"]
+        if scenario == "fanout":
+            assert "written_per_byte" not in found.figures
+        elif scenario != "idle":
+            assert found.figures["written_per_byte"] >= 0
         assert found.figures.get("redelivered", 0) == 0
         assert list(tmp_path.iterdir()) == []
 
 
-def fake(name: str, why: str = "") -> Entrant:
+async def test_every_server_knows_the_queues_of_the_scenarios() -> None:
+    """Servers are configured before the scenarios run, and each scenario names its queue."""
+    shared: set[str] = set()
+    feeds: set[str] = set()
+
+    class Asked(Exception):
+        pass
+
+    class Names:
+        async def shared(self, queue: str, partitions: int) -> None:
+            shared.add(queue)
+            raise Asked
+
+        async def feed(self, queue: str) -> None:
+            feeds.add(queue)
+            raise Asked
+
+    bench = Bench("", None, Meter([1]), 1.0, 0, 1, lambda _: None, speaks=cast(Any, Names()))
+    for scenario in (*SHARING, *READING):
+        with pytest.raises(Asked):
+            await SCENARIOS[scenario](bench)
+    assert shared == set(nats.SHARED)
+    assert feeds == set(nats.FEEDS) == set(stomp.FEEDS) == set(streams.FEEDS)
+
+
+async def test_a_broker_that_is_too_slow_is_sent_no_more_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scenarios, "OVERTIME_S", 0.5)
+    published = 0
+
+    class Slow:
+        """One client in all roles: it takes a hundred messages and answers when all are there."""
+
+        messages_per_frame = 1
+        on_answers = on_settled = failure = durability = None
+        answered = delivered = redelivered = 0
+
+        def __init__(self) -> None:
+            self.unanswered = self.settled = 0
+
+        def publish(self, due: bytes) -> None:
+            nonlocal published
+            published += 1
+            self.unanswered += 1
+
+        def flush(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    class Alone:
+        async def shared(self, queue: str, partitions: int) -> None:
+            pass
+
+        async def producer(self, *_: object) -> Slow:
+            return Slow()
+
+        async def consumer(self, *_: object) -> Slow:
+            consumer = Slow()
+            consumer.settled = 1 << 30
+            return consumer
+
+    bench = Bench(
+        "", None, None, 0.5, 0, 1, lambda _: None, speaks=cast(Any, Alone()), in_flight_max=400
+    )
+    async with asyncio.timeout(30):
+        await scenarios.open_loop(bench, 10_000)
+    assert published == 400
+
+
+async def answered(producer: Producing, count: int) -> None:
+    await becomes(lambda: producer.answered >= count)
+
+
+@pytest.mark.parametrize("name", ["nats", "nats-sync"])
+async def test_nats_syncs_before_each_confirmation_only_if_it_says_so(
+    name: str, tmp_path: Path
+) -> None:
+    (entrant,) = (entrant for entrant in ENTRANTS if entrant.name == name)
+    here(entrant)
+    strace, trace, count = shutil.which("strace"), tmp_path / "trace", 20
+    if strace is None:
+        pytest.skip("strace is not installed")
+    with entrant.open(tmp_path) as running:
+        await running.adapter.shared("single", 16)
+        producer = await running.adapter.producer("bench-0", "single", 1)
+        watching = await asyncio.create_subprocess_exec(
+            strace, "-f", "-e", "trace=fsync,fdatasync", "-o", str(trace),
+            "-p", str(running.pids[0]), stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert watching.stderr is not None
+            said = await watching.stderr.readline()
+            if b"attached" not in said:
+                pytest.skip(f"strace may not look here: {said!r}")
+            for number in range(1, count + 1):
+                producer.publish(stamp(time.monotonic_ns()))
+                producer.flush()
+                await answered(producer, number)
+        finally:
+            watching.terminate()
+            await watching.wait()
+            producer.close()
+    syncs = len(re.findall(r"\b(?:fsync|fdatasync)\(", trace.read_text()))
+    assert syncs >= count if name == "nats-sync" else syncs < count
+
+
+def fake(name: str, why: str = "", error: Exception | None = None) -> Entrant:
     """An entrant that is not here, or whose server does not start."""
 
     def version() -> str:
@@ -81,7 +204,7 @@ def fake(name: str, why: str = "") -> Entrant:
         return "1.0"
 
     def opened(folder: Path) -> AbstractContextManager[Running]:
-        raise OSError("it does not start")
+        raise error or OSError("it does not start")
 
     return Entrant(
         name, name, "TCP", "none", "none", "none", "none", ("single", "batch"), version, opened
@@ -114,7 +237,29 @@ def test_rounds_go_in_turn_and_every_failure_is_reported() -> None:
     assert results.entrants.keys() == {"nats", "rabbitmq"}
     assert {run.failure for run in results.runs} == {"it does not start"}
     assert "not measured: redis-streams, because it was forgotten" in told
+    assert told[1].startswith("1 of 8, round 1 of 2, nats, single: FAILED: it does not start")
     assert results.cut == ""
+
+
+def test_an_entrant_that_breaks_in_an_unforeseen_way_costs_nobody_else_a_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken() -> str:
+        raise KeyError("version")
+
+    entrants = (
+        replace(fake("rabbitmq"), version=broken),
+        fake("nats", error=AssertionError()),
+        fake("redis-streams"),
+    )
+    monkeypatch.setattr(contests, "ENTRANTS", entrants)
+    results = contest(
+        replace(PLAN, rounds=1, scenarios=("single",)), lambda _: None, lambda _: None
+    )
+    assert results.skipped == {"rabbitmq": "KeyError 'version'"}
+    assert [(run.entrant, run.failure) for run in results.runs] == [
+        ("nats", "AssertionError"), ("redis-streams", "it does not start"),
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("three")
@@ -128,11 +273,13 @@ def test_no_measurement_begins_when_the_time_is_over() -> None:
 def test_what_does_not_apply_is_no_figure() -> None:
     meter = Meter([1])
     assert figures_of(Figures(), meter) == {}
-    meter.marks = [Mark(0.0, 0.0, 0.0), Mark(2.0, 1.0, 0.5)]
+    meter.marks = [Mark(0.0, 0.0, 0.0, 0), Mark(2.0, 1.0, 0.5, 2000 * BODY_BYTES * 3)]
     assert figures_of(Figures(1000.0, None, 500.0), meter) == {
         "messages_per_s": 1000.0, "server_cpu_us": 500.0, "server_cores": 0.5,
-        "generator_cores": 0.25, "generator_cpu_us": 250.0,
+        "generator_cores": 0.25, "generator_cpu_us": 250.0, "written_per_byte": 3.0,
     }  # fmt: skip
+    to_readers = figures_of(Figures(1000.0, None, 500.0, {"per": "recipient"}), meter)
+    assert "written_per_byte" not in to_readers
 
 
 @pytest.mark.usefixtures("three")
@@ -148,6 +295,23 @@ def test_the_command_writes_what_it_found_and_ends_red_when_something_failed(
     assert len(results.runs) == 2
     assert "it does not start" in (tmp_path / "table.md").read_text()
     assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.usefixtures("three")
+def test_the_command_also_fills_in_a_page_but_refuses_a_wrong_one_at_once(tmp_path: Path) -> None:
+    page, out = tmp_path / "page.md", tmp_path / "out"
+    arguments = ["run", "--rounds", "1", "--out", str(out), "--scenario", "single"]
+    arguments += ["--page", str(page)]
+    page.write_text("nothing")
+    ran = CliRunner().invoke(peers, arguments)
+    assert ran.exit_code == 1
+    assert "has not one" in ran.output
+    assert not out.exists()
+    page.write_text(f"before\n{BEGIN}\n{END}\n")
+    ran = CliRunner().invoke(peers, arguments, catch_exceptions=False)
+    assert ran.exit_code == 1, ran.output  # nobody's server starts
+    assert "it does not start" in page.read_text()
+    assert read((tmp_path / "peers/results.json").read_bytes()).runs
 
 
 def test_a_file_of_something_else_is_a_sentence(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Brokers are found where they may be, and one that is not there is told with what to do."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from loadtests.peers import programs
 from loadtests.peers.entrants import ENTRANTS
 from loadtests.peers.programs import SYNC_ALWAYS_MIN, Missing, numbers
+from tests.layout.tree import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +64,25 @@ def test_the_packages_of_who_is_not_here_are_named(tmp_path: Path) -> None:
     assert programs.missing() == ["nats-server", "rabbitmq-server"]
     program(tmp_path / "bin/nats-server", "nats-server: v2.11.0")
     assert programs.missing() == ["rabbitmq-server"]
+
+
+def test_a_nats_that_cannot_sync_each_message_is_replaced(tmp_path: Path) -> None:
+    program(tmp_path / "bin/nats-server", "nats-server: v2.9.10")
+    assert programs.missing() == ["nats-server", "rabbitmq-server"]
+    assert str(programs.nats()) == "nats-server 2.9.10"
+    unpacked = tmp_path / "nats-server/usr/sbin/nats-server"
+    program(unpacked, "nats-server: v2.10.27")
+    assert programs.missing() == ["rabbitmq-server"]
+    assert programs.nats().path == programs.nats_sync().path == unpacked
+
+
+def test_the_script_unpacks_a_nats_that_can_sync_each_message() -> None:
+    script = (ROOT / "scripts/peers").read_text()
+    assert f"\nnats_min={'.'.join(map(str, SYNC_ALWAYS_MIN))}\n" in script
+    (version,) = re.findall(r"^nats_version=(.*)$", script, re.MULTILINE)
+    assert numbers(version) >= SYNC_ALWAYS_MIN
+    digests = re.findall(r"^ +(amd64|arm64)\) echo ([0-9a-f]{64}) ;;$", script, re.MULTILINE)
+    assert [architecture for architecture, _ in digests] == ["amd64", "arm64"]
 
 
 def test_nats_is_found_on_the_path_and_where_it_was_unpacked(tmp_path: Path) -> None:

@@ -141,3 +141,38 @@ def test_a_section_goes_between_its_marks_and_changes_nothing_else() -> None:
 def test_a_document_without_one_pair_of_marks_is_refused(document: str) -> None:
     with pytest.raises(ValueError, match="has not one"):
         into(document, "new")
+
+
+def test_what_a_message_costs_at_a_rate_is_shown_also_of_those_who_do_not_keep_up() -> None:
+    table = markdown(
+        contest(
+            *runs("tocsin", "open1k", messages_per_s=1_200, server_cpu_us=400, written_per_byte=20),
+            *runs("nats", "open1k", messages_per_s=500, server_cpu_us=600, written_per_byte=3),
+        )
+    )
+    lines = [line for line in table.splitlines() if line.startswith("| **Tocsin** | fsync before")]
+    assert "| **Tocsin** | fsync before each | 400 (360 to 440) |" in lines
+    assert "| **Tocsin** | fsync before each | 20 (18 to 22) | – |" in lines
+    assert "| **NATS <&>** | not synced | 600 (540 to 660), at 500/s |" in table
+    assert "write_bytes" in table
+
+
+def test_budgets_are_shown_beside_the_ratios_of_the_same_run_and_explained() -> None:
+    found = contest(
+        Run(1, "tocsin", "open1k", {"messages_per_s": 1000.0, "p50_ms": 3.0}),
+        Run(1, "nats", "open1k", {"messages_per_s": 1000.0, "p50_ms": 2.0}),
+        Run(1, "rabbitmq", "open1k", {"messages_per_s": 1000.0, "p50_ms": 6.0}),
+        Run(1, "tocsin", "single", {"messages_per_s": 100_000.0}),
+        rabbitmq=known("RabbitMQ"),
+        **{"tocsin-redis": known("Tocsin over Redis")},
+    )
+    table = markdown(found)
+    head = next(line for line in table.splitlines() if line.startswith("| budget |"))
+    assert head.endswith("| result | to NATS <&> (not synced) | to RabbitMQ (fsync before each) |")
+    assert (
+        "| p50 at 1,000/s against NATS JetStream, which does not sync | ≤ 1.3× | ≤ 1× "
+        "| 1.5× (3 / 2 ms) | missed | 1.5× | 0.5× |"
+    ) in table
+    assert ("| single messages a second | ≥ 95,000 | ≥ 145,000 | 100,000 | kept | – | – |") in table
+    assert "A budget is a bound that Tocsin sets itself" in table
+    assert "In this run 1 of 12 were missed." in " ".join(table.split())
