@@ -98,12 +98,27 @@ def run(
     A quick look:              make peers ARGS="--rounds 1 --seconds 1"
     Two brokers at one rate:   make peers ARGS="--peer tocsin --peer nats-sync --scenario open1k"
     """
-    if page is not None:
-        _page_between_marks(page, "")  # refuse a wrong document before the work
     plan = Plan(
         rounds, seconds, readers, connections, names or tuple(_NAMES),
         scenarios or tuple(SCENARIOS), minutes, _command(),
     )  # fmt: skip
+    if page is not None:
+        _page_between_marks(page, "")  # refuse a wrong document before the work
+    results = _contest(plan, out)
+    _show(results, out)
+    if page is not None and results.cut:
+        click.echo(
+            f"  {page} is unchanged, because the run was cut short ({results.cut})", err=True
+        )
+    elif page is not None:
+        _publish(results, page)
+    if any(found.failure for found in results.runs):
+        sys.exit(1)
+
+
+def _contest(plan: Plan, out: Path) -> Results:
+    """Run a contest and keep results.json up to date. If it is interrupted, return the results so
+    far. Raises ClickException, Abort."""
     out.mkdir(parents=True, exist_ok=True)
     latest: list[Results] = []
 
@@ -122,11 +137,7 @@ def run(
         keep(latest[0])
     except RuntimeError as error:
         raise click.ClickException(str(error)) from error
-    _show(latest[0], out)
-    if page is not None:
-        _publish(latest[0], page)
-    if any(found.failure for found in latest[0].runs):
-        sys.exit(1)
+    return latest[0]
 
 
 @peers.command("report")

@@ -59,7 +59,7 @@ BUDGETS: Final = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run says about a budget."""
+    """The result of comparing a budget with a run."""
 
     budget: Budget
     result: str

@@ -314,6 +314,24 @@ def test_the_command_also_fills_in_a_page_but_refuses_a_wrong_one_at_once(tmp_pa
     assert read((tmp_path / "peers/results.json").read_bytes()).runs
 
 
+@pytest.mark.usefixtures("three")
+def test_a_run_that_was_cut_short_does_not_replace_a_published_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> Run:
+        raise KeyboardInterrupt
+
+    page = tmp_path / "page.md"
+    page.write_text(before := f"before\n{BEGIN}\nearlier\n{END}\n")
+    measured = iter([measure, interrupt])
+    monkeypatch.setattr(contests, "measure", lambda *given: next(measured)(*given))
+    arguments = ["run", "--out", str(tmp_path / "out"), "--page", str(page)]
+    ran = CliRunner().invoke(peers, arguments, catch_exceptions=False)
+    assert "is unchanged, because the run was cut short (interrupted)" in ran.output
+    assert page.read_text() == before
+    assert len(read((tmp_path / "out/results.json").read_bytes()).runs) == 1
+
+
 def test_a_file_of_something_else_is_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     file.write_text(json.dumps({"schema": 99}))
