@@ -53,20 +53,6 @@ class Change:
     dead: bool = False
     """Whether `GroupCursor.dead` has other ranges now."""
 
-    @property
-    def is_ordinary(self) -> bool:
-        """Whether nothing has changed but what is passed."""
-        return not (
-            self.retries
-            or self.retries_gone
-            or self.aside
-            or self.aside_gone
-            or self.parked
-            or self.unparked
-            or self.ended
-            or self.dead
-        )
-
 
 class GroupCursor:
     """Cursor of a group in one partition, with the epoch, token and assignment by which earlier

@@ -419,7 +419,8 @@ class CursorWriteState:
         if change.passed:
             stored.fresh += change.passed
             self._changed[stored.row_id] = stored
-        if change.is_ordinary:
+        has_lines = change.aside or change.aside_gone or change.parked or change.unparked
+        if not (has_lines or change.retries or change.retries_gone or change.ended or change.dead):
             return
         self._side_rows.note(stored.row_id, stored.cursor, change)
         examined = self._examined.get(stored.partition_row) if change.aside_gone else None
