@@ -5,14 +5,15 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from websockets.exceptions import ConnectionClosed
 
-from loadtests.server import SERVE, Server
+from loadtests.server import SERVE, Server, ServerFailed
 from tests.system.disk import Disk
 from tests.system.talk import Frame, Talk, http_to, talking
 
@@ -158,6 +159,17 @@ def offsets(push: Frame) -> list[tuple[int, int]]:
     return [(next(free), message["body"]) for message in push["messages"]]
 
 
+Remains = Callable[[Server], AbstractContextManager[Path]]
+"""Ends a broker, and yields the data folder that is left of it."""
+
+
+@contextlib.contextmanager
+def killed(server: Server) -> Iterator[Path]:
+    """End a broker, unless it has ended: its own folder is left."""
+    server.kill()
+    yield server.data_dir
+
+
 async def bad_day(
     folder: Path,
     disk: Disk,
@@ -167,14 +179,17 @@ async def bad_day(
     messages: int = MESSAGES,
     every_s: float = EVERY_S,
     waits_for_end: bool = False,
+    remains: Remains = killed,
 ) -> Day:
     """Let a broker work well, then have `begin` break its disk while messages and acks come. When
-    the broker has ended, or after `messages`, start the shipped one over the same files, and judge.
-    `flags`: of tests/system/broken.py (negative controls). `waits_for_end`: the broker is to end,
-    perhaps a while after the last message."""
+    the broker has ended or stands still, or after `messages`, start the shipped one over what
+    `remains`, and judge. `flags`: of tests/system/broken.py (negative controls). `waits_for_end`:
+    the broker is to end, perhaps a while after the last message."""
     day = Day()
     command = [str(BROKEN), *flags] if flags else SERVE
     server = Server(folder / "data", command=command, settings=disk.settings)
+    # A disk that loses power would lose them, and the other one is to read what this one wrote.
+    server.key_path, server.log_path = folder.with_suffix(".key"), folder.with_suffix(".log")
     try:
         server.start()
         async with http_to(server) as http:
@@ -191,34 +206,51 @@ async def bad_day(
                 with contextlib.suppress(ConnectionClosed, TimeoutError):
                     await day.publish(talk, messages, every_s)
                     await day.until(
-                        lambda: consuming.done() or (day.is_quiet and not waits_for_end)
+                        lambda: (
+                            consuming.done()
+                            or _is_over(server)
+                            or (day.is_quiet and not waits_for_end)
+                        )
                     )
             finally:
                 consuming.cancel()
                 await asyncio.gather(consuming, return_exceptions=True)
+                if _is_over(server):
+                    talk.connection.transport.abort()  # nobody answers its goodbye
         if not day.is_quiet or waits_for_end:
             await asyncio.to_thread(_wait_for_end, server)
         day.exit_code = server.exit_code()
         disk.heal()
-        server.kill()
-        await _judged(server, day)
+        with remains(server) as left:
+            await _judged(server, left, day)
     finally:
         server.discard()
     return day
 
 
-async def _judged(server: Server, day: Day) -> None:
-    """Start the shipped broker over the files of one that has ended, and judge."""
-    again = Server(server.data_dir, port=server.port)
+async def _judged(server: Server, left: Path, day: Day) -> None:
+    """Start the shipped broker over what is left of one that has ended, and judge."""
+    again = Server(left)
+    again.key_path, again.log_path = server.key_path, server.log_path.with_suffix(".log2")
     try:
         again.start()
         async with talking(again, producer="p") as talk:
             await day.judge(talk)
+    except ServerFailed as error:
+        day.violations.append(str(error))
     finally:
         again.discard()
 
 
+def _is_over(server: Server) -> bool:
+    """Whether the broker has ended, or stands still for good (SIGSTOP)."""
+    if not server.running():
+        return True
+    stat = Path(f"/proc/{server.pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
 def _wait_for_end(server: Server) -> None:
     deadline = time.monotonic() + END_S
-    while server.running() and time.monotonic() < deadline:
+    while not _is_over(server) and time.monotonic() < deadline:
         time.sleep(0.01)

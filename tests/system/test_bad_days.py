@@ -5,11 +5,16 @@ Acks ride with the commits of messages here, so each instant concerns both.
 """
 
 import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 import pytest
 
+from loadtests.faults import power_loss
+from loadtests.faults.power_loss import mounted, new_image
 from loadtests.server import SERVE, Server, ServerFailed
 from runtime.process import EXIT_FATAL
 from tests.system.bad_day import BROKEN, QUEUE, Day, bad_day, offsets
@@ -26,6 +31,8 @@ from tests.system.disk import (
 from tests.system.talk import Talk, http_to, talking
 
 REASON = why_not()
+NO_POWER = power_loss.why_not()
+IMAGE_BYTES = 512 << 20
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 SMALL_SYNC_US = 3_000
 """Time that a sync takes longer, so that messages and acks come while a commit is under way."""
@@ -64,6 +71,59 @@ async def test_receipts_before_the_commit_turn_a_kill_red(tmp_path: Path) -> Non
     assert day.exit_code == -signal.SIGKILL
     lost = [one for one in day.violations if "is not stored" in one or "given again" in one]
     assert lost, "neither a message nor an ack was lost"
+
+
+# --- The power ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def without_power(server: Server) -> Iterator[Path]:
+    """Yield what a copy of the disk has of a broker that stands still: what was synced."""
+    server.freeze()
+    mount = server.data_dir.parent
+    image = mount.with_suffix(".img")
+    copy = mount.with_suffix(".copy")
+    subprocess.run(["cp", "--sparse=always", str(image), str(copy)], check=True)
+    with mounted(copy, mount.with_suffix(".mnt")) as place:
+        yield place / "data"
+    copy.unlink()
+
+
+async def power_lost(tmp_path: Path, point: int, countdown: int, *flags: str) -> Day:
+    """Return the day of a broker whose power fails at a point of one of its next commits."""
+    image = new_image(tmp_path / "life.img", IMAGE_BYTES)
+
+    def stop(disk: Disk) -> None:
+        disk.set(sync_us=SMALL_SYNC_US)
+        disk.signal_at(point, countdown, signal.SIGSTOP)
+
+    with failing_disk(tmp_path / "disk") as disk, mounted(image, tmp_path / "life") as place:
+        return await bad_day(place, disk, stop, flags=flags, remains=without_power)
+
+
+@pytest.mark.skipif(NO_POWER is not None, reason=NO_POWER or "")
+@pytest.mark.parametrize(
+    ("point", "countdown"),
+    [(BEFORE_WRITE, 20), (BEFORE_SYNC, 3), (AFTER_SYNC, 3)],
+    ids=["half written", "written", "synced and not answered"],
+)
+async def test_power_that_fails_in_each_phase_of_a_commit_loses_nothing(
+    tmp_path: Path, point: int, countdown: int
+) -> None:
+    """P1, P2, P3, P4, P5: on a copy of the disk, which has what was synced and nothing else."""
+    day = await power_lost(tmp_path, point, countdown)
+    assert day.exit_code is None
+    assert day.published > len(day.receipts) >= day.quiet
+    assert day.violations == []
+
+
+@pytest.mark.skipif(NO_POWER is not None, reason=NO_POWER or "")
+async def test_commits_without_a_sync_turn_a_power_loss_red(tmp_path: Path) -> None:
+    day = await power_lost(tmp_path, BEFORE_WRITE, 20, "--break=synchronous-normal")
+    assert day.violations, "what was never synced is there"
+
+
+# --- A sync that fails ----------------------------------------------------------------------------
 
 
 def fail_once(disk: Disk, part: str = WAL) -> None:
