@@ -284,6 +284,33 @@ async def test_what_is_settled_waits_for_a_commit_that_is_expected(
     assert storing.calls == [*["append"] * comes, "write"]
 
 
+async def test_what_is_settled_while_a_commit_keeps_its_distance_goes_behind_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: its messages wait already, so it is near, however rarely commits come."""
+    monkeypatch.setattr("push.commit_sharing.PACE_S", 1.0)
+    monkeypatch.setattr("push.commit_sharing.EXPECTED_S", 0.0)
+    monkeypatch.setattr("gateway.publish.commits.HELD_S", 3600)
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(1))
+    ((place, _, _),) = await session.take(1)
+    storing = Storing(house, monkeypatch)
+    published = [house.submit(queue, numbered(1, first=1))]
+    await eventually(lambda: storing.calls)
+    published.append(house.submit(queue, numbered(1, first=2)))
+    await turns()
+    storing.gate.set()
+    await session.take(2)
+    await turns()
+    answers: list[Settlement] = []
+    consumer.ack(delivery(place), [], answers.append)
+    await eventually(lambda: answers)
+    assert storing.calls == ["append", "append", "write"]
+    await asyncio.gather(*published)
+
+
 async def test_one_who_waits_for_each_ack_waits_for_no_commit_twice(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +376,18 @@ async def test_what_waits_for_a_commit_waits_in_its_lane_alone(last_word: str) -
         await eventually(lambda: len(written) == 2)
     await turns()
     assert sorted(written) == [10, 20]
+
+
+async def test_a_wait_for_a_commit_is_not_prolonged_by_what_is_settled_later() -> None:
+    """P12: acks that come again and again do not keep the first one waiting."""
+    written: list[int] = []
+    cursor_writer = cursor_writer_of(written, {1}, 0.2)
+    for number in range(200):
+        cursor_writer.mark(Acks("q", 10 + number % 10), urgent=True)
+        await asyncio.sleep(0.01)
+        if written:
+            return
+    raise AssertionError("the wait began anew with each ack")
 
 
 def told_by_the_loop() -> list[str]:
