@@ -311,6 +311,25 @@ async def test_what_is_settled_while_a_commit_keeps_its_distance_goes_behind_it(
     await asyncio.gather(*published)
 
 
+async def test_what_waits_in_a_lane_is_informed_of_the_begin_and_the_end_of_each_commit(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The begin when the records are handed over, so that what follows is behind them; the end when
+    the storage has answered."""
+    queue = await house.queue()
+    storing = Storing(house, monkeypatch)
+    commits = house.broker.publisher.commits
+    commits.on_begin.append(lambda lane: storing.calls.append(f"begin {lane}"))
+    commits.on_end.append(lambda lane: storing.calls.append(f"end {lane}"))
+    published = house.submit(queue, numbered(1))
+    await turns()
+    assert sorted(storing.calls) == ["append", "begin 0"]
+    storing.gate.set()
+    await published
+    await eventually(lambda: storing.calls[-1] == "end 0")
+    assert len(storing.calls) == 3
+
+
 async def test_one_who_waits_for_each_ack_waits_for_no_commit_twice(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
