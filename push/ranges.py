@@ -195,11 +195,13 @@ class Dead(NamedTuple):
 class DeadRanges:
     """Dead messages as disjoint ranges. Mutable; iterating yields each range, by offset."""
 
-    __slots__ = ("_by_reason",)
+    __slots__ = ("_by_reason", "count")
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __init__(self, dead: Iterable[Dead] = ()) -> None:
         self._by_reason: dict[str, RangeSet] = {}
+        self.count = 0
+        """Number of ranges (not of offsets)."""
         for one in dead:
             self.add(one)
 
@@ -211,12 +213,8 @@ class DeadRanges:
             )
         )
 
-    def __bool__(self) -> bool:
-        return bool(self._by_reason)
-
     def __len__(self) -> int:
-        """Return the number of ranges (not of offsets)."""
-        return sum(map(len, self._by_reason.values()))
+        return self.count
 
     def __contains__(self, offset: int) -> bool:
         return any(offset in ranges for ranges in self._by_reason.values())
@@ -248,7 +246,11 @@ class DeadRanges:
         mine = self._by_reason.setdefault(dead.reason, RangeSet())
         for part in parts:
             mine.add(*part)
+        self._recount()
         return True
+
+    def _recount(self) -> None:
+        self.count = sum(map(len, self._by_reason.values()))
 
     def remove(self, first: int, last: int) -> bool:
         """Remove first..last. Returns whether any of it was in the set."""
@@ -259,6 +261,7 @@ class DeadRanges:
                 ranges.remove(first, last)
                 if not len(ranges):
                     del self._by_reason[reason]
+        self._recount()
         return changed
 
     def take(self, count_max: int) -> list[Dead]:
@@ -274,6 +277,7 @@ class DeadRanges:
                 del self._by_reason[reason]
             taken.append(Dead(first, last, reason))
             count_max -= last - first + 1
+        self._recount()
         return taken
 
     def ranges(self) -> list[Range]:

@@ -34,20 +34,22 @@ class CreditWindow:
             be available.
     """
 
-    __slots__ = ("granted", "sent", "window")
+    __slots__ = ("available", "granted", "window")
 
     def __init__(self, granted: int = 0, sent: int = 0) -> None:
         if not 0 <= sent <= granted:
             raise Refused("invalid_request", f"{sent} sent of {granted} granted")
-        self.granted = self.sent = sent
+        self.granted = sent
+        self.available = 0
+        """Number of messages that may be given now, 0 to CREDIT_MAX."""
         self.window = 0
         """The most that was ever available at once."""
         self.grant(granted)
 
     @property
-    def available(self) -> int:
-        """Number of messages that may be given now, 0 to CREDIT_MAX."""
-        return self.granted - self.sent
+    def sent(self) -> int:
+        """Number of messages that were sent in total."""
+        return self.granted - self.available
 
     def grant(self, total: int) -> None:
         """Raise what is granted in total. A lower or equal total is out of date, and nothing
@@ -64,6 +66,7 @@ class CreditWindow:
                 f"granted {total} in total with {self.sent} sent: at most {limits.CREDIT_MAX}"
                 " may be open",
             )
+        self.available += total - self.granted
         self.granted = total
         self.window = max(self.window, self.available)
 
@@ -71,7 +74,7 @@ class CreditWindow:
         """Count messages that were sent. ValueError: more than are available, the caller's bug."""
         if not 0 <= count <= self.available:
             raise ValueError(f"spends {count} of {self.available}")
-        self.sent += count
+        self.available -= count
 
     def received(self, total: int) -> None:
         """Go on with a client that came back, which only `total` messages have ever reached. The
@@ -82,14 +85,14 @@ class CreditWindow:
         """
         if total > self.sent:
             raise Refused("invalid_request", f"{total} received of {self.sent} sent")
-        self.sent = total
         self.granted = min(self.granted, total + limits.CREDIT_MAX)
+        self.available = self.granted - total
         self.window = max(self.window, self.available)
 
     def check(self) -> None:
         """Assert the invariants: sent never exceeds granted, and what is open has a bound (P9)."""
-        assert 0 <= self.sent <= self.granted <= self.sent + limits.CREDIT_MAX, (
-            self.sent,
+        assert 0 <= self.available <= min(self.granted, limits.CREDIT_MAX), (
+            self.available,
             self.granted,
         )
 
@@ -108,7 +111,7 @@ class Responsiveness:
         """Note that a handler responds. True: the consumer was unresponsive, and is so no
         longer."""
         self.last_sign = now
-        return self.on_activity(now=now)
+        return self.is_unresponsive and self.on_activity(now=now)
 
     def on_activity(self, *, now: float) -> bool:
         """Note that the consumer's code runs. If the consumer was unresponsive it begins anew, and

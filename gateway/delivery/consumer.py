@@ -352,16 +352,20 @@ class Consumer:
             return 0
         if self._runtime.queue.paused:
             return 0
+        return self._room()
+
+    def _room(self) -> int:
+        """Return the number of messages for which it has credit, and room for leases."""
         room = limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX - self._in_flight
         return min(self._credit.available - self._reserved, room)
 
     # enforces: P8
-    def share(self) -> Share:
+    def share(self, available: int) -> Share:
         """Return the share of the credit, and of the room for leases, that one key may have."""
         credit, most = self._credit, limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
         of_credit = credit.available - self._reserved - kept(credit.window)
         of_room = most - self._in_flight - kept(most)
-        return share(self.available(), min(of_credit, of_room), self._in_flight)
+        return share(available, min(of_credit, of_room), self._in_flight)
 
     @property
     def blocked_by(self) -> str:
@@ -413,12 +417,9 @@ class Consumer:
         if not owned_partitions or self.left:
             return
         now = asyncio.get_running_loop().time()
-        share = max(
-            limits.PUSH_MESSAGES_MAX // len(owned_partitions),
-            self.available() // len(owned_partitions),
-            16,
-        )
-        self._turn = (self._turn + 1) % len(owned_partitions)
+        count = len(owned_partitions)
+        share = max(limits.PUSH_MESSAGES_MAX // count, self._room() // count, 16)
+        self._turn = (self._turn + 1) % count
         owned_partitions = owned_partitions[self._turn :] + owned_partitions[: self._turn]
         again = [
             owned

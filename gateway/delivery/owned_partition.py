@@ -75,8 +75,8 @@ class PartitionOwner(Protocol):
     def available(self) -> int:
         """Return the number of messages that it may be given now."""
 
-    def share(self) -> Share:
-        """Return the part of `available` that one key may have (P8)."""
+    def share(self, available: int) -> Share:
+        """Return the part of this number, which is `available`, that one key may have (P8)."""
 
     @property
     def blocked_by(self) -> str:
@@ -200,41 +200,31 @@ class AckWaiters:
     """The callers that wait for writes of one partition. Those that a method returns have to be
     answered."""
 
-    __slots__ = ("_next", "_writing")
+    __slots__ = ("_writing", "next")
 
     def __init__(self) -> None:
         self._writing: list[AckWaiter] = []
-        self._next: list[AckWaiter] = []
-
-    def __bool__(self) -> bool:
-        """Whether a caller waits for the next write."""
-        return bool(self._next)
-
-    def add(self, waiter: AckWaiter) -> None:
-        """Let a caller wait for everything settled by now. The next write at the latest has it."""
-        self._next.append(waiter)
+        self.next: list[AckWaiter] = []
+        """Callers that wait for everything settled by now. The next write at the latest has it."""
 
     def begin(self) -> None:
         """Begin a write, which holds everything settled before."""
-        self._writing, self._next = self._next, []
+        self._writing, self.next = self.next, []
 
-    def written(self, *, is_all: bool) -> list[AckWaiter]:
-        """Return the callers whose settlements are durable with the write under way. `is_all`: it
-        held everything settled meanwhile, too."""
+    def written(self) -> list[AckWaiter]:
+        """Return the callers whose settlements are durable with the write under way."""
         done, self._writing = self._writing, []
-        if is_all:
-            done, self._next = done + self._next, []
         return done
 
     def not_written(self) -> None:
         """Take back the callers of a write whose outcome is not known. It is written again."""
-        self._writing, self._next = [], self._writing + self._next
+        self._writing, self.next = [], self._writing + self.next
 
     def end(self) -> list[AckWaiter]:
         """Return all callers. No other write begins, and the outcome of one under way will not be
         known here."""
-        done = self._writing + self._next
-        self._writing, self._next = [], []
+        done = self._writing + self.next
+        self._writing, self.next = [], []
         return done
 
 
@@ -377,40 +367,41 @@ class OwnedPartition:
             self.log.unblock(self.blocked, delivery.end)
         if delivery.is_line_ready(now) and owner.available() > 0:
             left -= self._pump_lines(left, now, wall_unix_ms)
-        frontier, is_kept = delivery.frontier, False
-        while left > 0 and delivery.wants_log and owner.available() > 0:
-            found = self.fetch.log(delivery.frontier)
+        begin = frontier = delivery.frontier
+        wants_log, is_kept = delivery.wants_log, False
+        while wants_log and not is_kept and left > 0 and (available := owner.available()) > 0:
+            found = self.fetch.log(frontier)
             if found is None:
-                if self.fetch.nothing_until > delivery.frontier:
-                    self.log.on_gap(delivery.skip_to(self.fetch.nothing_until, now=now))
-                    continue
-                break
-            record, stages = found
-            if record.first > delivery.frontier:
-                self.log.on_gap(delivery.skip_to(min(record.first, delivery.end), now=now))
-            pushes = delivery.give(
-                record,
-                min(owner.available(), left),
-                now=now,
-                wall_unix_ms=wall_unix_ms,
-                share=owner.share(),
-            )
-            for push in pushes:
-                left -= push.count
-                self._send(record, push, stages, now, self.log.cause(push, stages))
-            if delivery.must_look_again:
-                is_kept = True
-                break
+                if self.fetch.nothing_until <= frontier:
+                    break
+                self.log.on_gap(delivery.skip_to(self.fetch.nothing_until, now=now))
+            else:
+                record, stages = found
+                if record.first > frontier:
+                    self.log.on_gap(delivery.skip_to(min(record.first, delivery.end), now=now))
+                pushes = delivery.give(
+                    record,
+                    min(available, left),
+                    now=now,
+                    wall_unix_ms=wall_unix_ms,
+                    share=owner.share(available),
+                )
+                for push in pushes:
+                    left -= push.count
+                    self._send(record, push, stages, now, self.log.cause(push, stages))
+                is_kept = delivery.must_look_again
+            frontier, wants_log = delivery.frontier, delivery.wants_log
         if (
-            delivery.frontier > frontier
+            frontier > begin
             and delivery.is_line_ready(now)  # the log may have made lines ready: tried before
             and left > 0
             and owner.available() > 0
         ):
             left -= self._pump_lines(left, now, wall_unix_ms)
+            wants_log = delivery.wants_log
         self._after(now)
-        if not delivery.wants_log:
-            if delivery.frontier < delivery.end:
+        if not wants_log:
+            if frontier < delivery.end:
                 self.blocked = "draining" if delivery.draining else "held"
             return False
         if not owner.available():
@@ -424,8 +415,9 @@ class OwnedPartition:
     def _pump_lines(self, count_max: int, now: float, wall_unix_ms: int) -> int:
         """Give the messages that lines may send. Returns how many went out."""
         delivery, given = self.delivery, 0
-        credit = min(self.owner.available(), count_max)
-        delivery.plan_retries(credit, now=now, share=self.owner.share())
+        available = self.owner.available()
+        credit = min(available, count_max)
+        delivery.plan_retries(credit, now=now, share=self.owner.share(available))
         for key, after in delivery.side_wanted():
             self.fetch.job(f"side {self.fetch.next_number()}", self._load_side(key, after))
         giveable = delivery.giveable
@@ -470,7 +462,8 @@ class OwnedPartition:
             self._unsent.append(UnsentPush(record, push, stages, cause, reserved))
             self._cursor_writer.mark(self, urgent=True)
             return
-        self._count_in_flight()
+        self._in_flight += push.count
+        self.owner.holds(push.count)
         self._deliver(record, push, stages, cause)
 
     def _deliver(
@@ -489,18 +482,20 @@ class OwnedPartition:
         """Carry out the duties that the rules state, after anything that may have changed them.
         `urgent`: a caller waits for the write.
 
-        The owner first learns the number in flight. Callers whose changes became durable are
-        answered before the end, which answers all others that it will never be known. The end comes
-        last, because it depends on whether anything is left to write or to move.
+        The owner first learns the number in flight. Callers are answered, if all is durable, before
+        the end, which answers all others that it will never be known. The end comes last, because
+        it depends on whether anything is left to write or to move.
         """
-        self._count_in_flight()
         delivery = self.delivery
         duties = delivery.duties()
+        if duties.in_flight != self._in_flight:
+            self._count_in_flight(duties.in_flight)
         if duties.must_write:
             self._cursor_writer.mark(self, urgent=urgent or duties.is_urgent)
         if duties.has_dead_letters:
             self._move_dead_letters()
-        self._deadlines.set(self, duties.deadline)
+        if duties.deadline is not None and duties.deadline < self.scheduled:
+            self._deadlines.set(self, duties.deadline)
         notices = duties.notices
         if notices is not None:
             self.log.on_dying(notices.dying)
@@ -508,13 +503,20 @@ class OwnedPartition:
             self.decisions.tell(notices.opened, made=True)
             self.decisions.tell(notices.dropped, made=False)
             self.log.on_unpark(notices.opened, delivery.end)
+        if self._ack_waiters.next and not (duties.must_write or duties.is_writing):
+            self._ack_waiters.begin()
+            self._answer_durable()
         if delivery.draining:
             self._end_if_drained()
 
-    def _count_in_flight(self) -> None:
-        in_flight = 0 if self.ended else self.delivery.in_flight
-        if in_flight != self._in_flight:
-            more, self._in_flight = in_flight - self._in_flight, in_flight
+    def _answer_durable(self) -> None:
+        for waiter in self._ack_waiters.written():
+            waiter.on_written(durable=True)
+
+    def _count_in_flight(self, in_flight: int) -> None:
+        more = (0 if self.ended else in_flight) - self._in_flight
+        if more:
+            self._in_flight += more
             self.owner.holds(more)
 
     def _move_dead_letters(self) -> None:
@@ -655,17 +657,16 @@ class OwnedPartition:
     def settled(self, now: float, waiter: AckWaiter | None = None) -> None:
         """Write the changes of a frame's acks, nacks and extends. `waiter` is answered when they
         are durable."""
-        self._after(now, urgent=waiter is not None and self.wait(waiter))
+        if waiter is not None:
+            self._ack_waiters.next.append(waiter)
+        self._after(now, urgent=waiter is not None)
 
-    def wait(self, waiter: AckWaiter) -> bool:
-        """Answer the waiter when everything settled before is durable, which may be at once.
-        Returns whether it has to wait."""
-        must_wait = self.delivery.dirty or self.delivery.is_writing
-        if must_wait:
-            self._ack_waiters.add(waiter)
+    def wait(self, waiter: AckWaiter) -> None:
+        """Answer the waiter when everything settled before is durable, which may be at once."""
+        if self.delivery.dirty or self.delivery.is_writing:
+            self._ack_waiters.next.append(waiter)
         else:
             waiter.on_written(durable=True)
-        return must_wait
 
     # --- Time ----------------------------------------------------------------------------------
 
@@ -710,11 +711,11 @@ class OwnedPartition:
         for one in unsent:
             self._deliver(one.record, one.push, one.stages, one.cause, one.reserved)
         self.log.on_write(self.delivery, abandoned=self._abandoned)
-        for waiter in self._ack_waiters.written(is_all=not self.delivery.dirty):
-            waiter.on_written(durable=True)
+        self._answer_durable()
         if not self.ended:
-            self._after(now, urgent=bool(self._ack_waiters))
-            self.owner.pump()
+            self._after(now, urgent=bool(self._ack_waiters.next))
+            if unsent or not self.delivery.is_idle(now):
+                self.owner.pump()
 
     # enforces: R23
     def not_written(self, error: TocsinError) -> None:
@@ -783,7 +784,7 @@ class OwnedPartition:
         self.ended = True
         if self.delivery.dead_count:
             self._context.orphans.add(self.queue.queue_id)
-        self._count_in_flight()
+        self._count_in_flight(0)
         self.log.on_release(
             self.delivery,
             abandoned=self._abandoned,

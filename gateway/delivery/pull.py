@@ -252,7 +252,7 @@ class PullConsumer:
             return 0
         return min(self._serving.room, max(0, limits.IN_FLIGHT_PULLED_MAX - self._in_flight))
 
-    def share(self) -> Share:
+    def share(self, available: int) -> Share:
         """Return the share that one key may have of what is available: all of it, while less than
         half of IN_FLIGHT_PULLED_MAX is in flight."""
         room = limits.IN_FLIGHT_PULLED_MAX - self._in_flight

@@ -33,7 +33,7 @@ class NullConsumer:
         """Return 0."""
         return 0
 
-    def share(self) -> Share:
+    def share(self, available: int) -> Share:
         """Return a share of nothing."""
         return Share(0, 1, 0)
 

@@ -67,23 +67,22 @@ class PendingWrite:
     @property
     def dirty(self) -> bool:
         """Whether `take` would have something, once nothing is under way."""
-        changed = (
+        return bool(
             self._settled
             or self._retries
             or self._parked
             or self._unparked
             or self._dead
             or self._ended
+            or (self._aside and self._aside_due)
         )
-        return bool(changed) or self.aside_due
 
     @property
-    def aside_due(self) -> bool:
-        """Whether the offsets to be set aside go with the next write. The messages of a stuck key
-        come one by one, each to another page of the storage. So they wait until many go together,
-        or until something depends on them. Until then they are holes in the cursor (P8)."""
-        if not self._aside:
-            return False
+    def _aside_due(self) -> bool:
+        """Whether offsets to be set aside, if there are any, go with the next write. The messages
+        of a stuck key come one by one, each to another page of the storage. So they wait until many
+        go together, or until something depends on them. Until then they are holes in the cursor
+        (P8)."""
         if self._starving or self._parked or self.ending:
             return True
         return self.aside_count >= (limits.ASIDE_UNWRITTEN_MAX // 2 or 1)
@@ -131,7 +130,12 @@ class PendingWrite:
     def is_urgent(self) -> bool:
         """Whether something depends on the write: a redelivery, room to set aside, or a dead letter
         that is put on its way then."""
-        return bool(self._dead or self._record) or self.aside_due or self.recording_count > 0
+        return bool(
+            self._dead
+            or self._record
+            or (self._taken and self._taken[1])
+            or (self._aside and self._aside_due)
+        )
 
     def note(self, retry: Retry) -> None:
         """Have the next write remember attempts and backoff of a message; nothing waits for
@@ -182,23 +186,27 @@ class PendingWrite:
         self._unparked[key] = None
 
     def take(self, wall_unix_ms: int) -> CursorWrite | None:
-        """Return all changes so far as one write, those to be set aside only if `aside_due`. None:
-        there are none, or a write is under way."""
+        """Return all changes so far as one write, those to be set aside only if that is due.
+        None: there are none, or a write is under way."""
         if self._taken is not None or not self.dirty:
             return None
-        aside = {}
-        if self.aside_due:
-            aside, self._aside = self._aside, {}
+        aside: tuple[Side, ...] = ()
+        if self._aside and self._aside_due:
+            aside = tuple(Side(key, tuple(sorted(o))) for key, o in self._aside.items())
+            self._aside = {}
+        parked: tuple[Parked, ...] = ()
+        if self._parked:
+            parked = tuple(Parked(k, why, wall_unix_ms) for k, why in self._parked.items())
         write = CursorWrite(
             self._place,
             self._epoch,
             self._token,
             settled=tuple(coalesce(self._settled)),
             retries=tuple(self._retries.values()),
-            aside=tuple(Side(key, tuple(sorted(o))) for key, o in aside.items()),
-            parked=tuple(Parked(k, why, wall_unix_ms) for k, why in self._parked.items()),
+            aside=aside,
+            parked=parked,
             unparked=tuple(self._unparked),
-            ended=tuple(coalesce(self._ended)),
+            ended=tuple(coalesce(self._ended)) if self._ended else (),
             dead=tuple(DeadRanges(self._dead)) if self._dead else (),
         )
         self._taken = (write, self._record)
@@ -214,8 +222,10 @@ class PendingWrite:
         assert self._taken is not None
         write, record = self._taken
         self._taken = None
-        aside = {side.key_hash: len(side.offsets) for side in write.aside}
-        self.aside_count -= sum(aside.values())
+        aside: dict[int, int] = {}
+        for side in write.aside:
+            aside[side.key_hash] = len(side.offsets)
+            self.aside_count -= len(side.offsets)
         return write, record, aside
 
     # enforces: R29

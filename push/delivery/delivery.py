@@ -47,9 +47,21 @@ class Duties:
     """The work that a shell has to do for a delivery; valid until `Delivery.duties` is called
     again."""
 
-    __slots__ = ("deadline", "has_dead_letters", "is_urgent", "must_write", "notices")
+    __slots__ = (
+        "deadline",
+        "has_dead_letters",
+        "in_flight",
+        "is_urgent",
+        "is_writing",
+        "must_write",
+        "notices",
+    )
 
     def __init__(self) -> None:
+        self.in_flight = 0
+        """Number of messages in flight."""
+        self.is_writing = False
+        """Whether a write is under way."""
         self.must_write = False
         self.is_urgent = False
         """Whether a redelivery, room to set aside, or a dead letter waits for the write."""
@@ -236,7 +248,8 @@ class Delivery:
 
     def is_line_ready(self, now: float) -> bool:
         """Whether there is anything to send from lines, or to read for them."""
-        return bool(self.waiting.giveable) or self.waiting.lines.stirs(now)
+        waiting = self.waiting
+        return bool(waiting.giveable or (waiting.lines.by_key and waiting.lines.stirs(now)))
 
     def side_wanted(self) -> list[tuple[int, int]]:
         """Return (key, after which offset) to be read from side lines. Each is returned once, until
@@ -543,7 +556,9 @@ class Delivery:
         due."""
         if not self.waiting.begun:
             return self._began
-        at, due = self.leases.next_deadline(), self.waiting.lines.next_due()
+        lines = self.waiting.lines
+        at = self.leases.next_deadline() if self.pushes else None
+        due = lines.next_due() if lines.by_key else None
         if due is not None and (at is None or due < at):
             at = due
         if (again := self.scan.again_at) is not None and not self.draining:
@@ -556,9 +571,12 @@ class Delivery:
         """Return the work to do now, after anything that may have changed it. Notices are returned
         once."""
         duties, waiting = self._duties, self.waiting
-        duties.must_write = waiting.pending.dirty
-        duties.is_urgent = duties.must_write and waiting.pending.is_urgent
-        duties.has_dead_letters = bool(waiting.untaken)
+        pending = waiting.pending
+        duties.in_flight = self.leases.open_count
+        duties.is_writing = pending.under_way
+        duties.must_write = pending.dirty
+        duties.is_urgent = duties.must_write and pending.is_urgent
+        duties.has_dead_letters = waiting.untaken.count > 0
         duties.deadline = self.next_deadline()
         duties.notices, waiting.notices = waiting.notices, None
         return duties

@@ -425,10 +425,6 @@ class Leases:
             self._deadlines = [(push.due_at, push.number) for push in self.pushes.values()]
             heapify(self._deadlines)
 
-    def _stands(self, at: float, number: int) -> bool:
-        push = self.pushes.get(number)
-        return push is not None and push.due_at == at
-
     def extend(self, push: Push, mask: int, deadline: float) -> None:
         """Prolong the leases of these open bits until `deadline`, or later if they end later
         already."""
@@ -450,9 +446,9 @@ class Leases:
         due: list[tuple[Push, int]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             at, number = heappop(self._deadlines)
-            if not self._stands(at, number):
+            push = self.pushes.get(number)
+            if push is None or push.due_at != at:
                 continue
-            push = self.pushes[number]
             ended = 0
             for until, bits in push.parts:
                 ended |= bits if until <= now else 0
@@ -472,6 +468,10 @@ class Leases:
     def next_deadline(self) -> float | None:
         """Return when to call `due`; None: nothing is in flight. A push that was extended or
         settled in part may have nothing due then."""
-        while self._deadlines and not self._stands(*self._deadlines[0]):
+        while self._deadlines:
+            at, number = self._deadlines[0]
+            push = self.pushes.get(number)
+            if push is not None and push.due_at == at:
+                return at
             heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        return None

@@ -236,18 +236,21 @@ class Scan:
     @property
     def wants_log(self) -> bool:
         """Whether the record at `frontier` is wanted (credit aside)."""
-        return self._may_pass and not (self._halted and len(self._waiting.dying_runs))
+        return (
+            self.frontier < self.end
+            and not (self._halted and len(self._waiting.dying_runs))
+            and self._has_room
+        )
 
     # enforces: P9
     @property
-    def _may_pass(self) -> bool:
-        """Whether the log has more, and every bound on what may wait has room for it."""
+    def _has_room(self) -> bool:
+        """Whether every bound on what may wait has room for more."""
         waiting = self._waiting
         return (
-            self.frontier < self.end
-            and waiting.pending.aside_count < limits.ASIDE_UNWRITTEN_MAX
+            waiting.pending.aside_count < limits.ASIDE_UNWRITTEN_MAX
             and len(waiting.dying) < limits.DYING_PER_PARTITION_MAX
-            and len(waiting.dead) < limits.DEAD_RANGES_MAX
+            and waiting.dead.count < limits.DEAD_RANGES_MAX
             # A rescan brings back lines that existed before, and closed ones wait for its end.
             and (len(waiting.lines.by_key) < limits.LINES_PER_PARTITION_MAX or self._rescan_end > 0)
         )
@@ -308,7 +311,7 @@ class Scan:
     def evict(self, count: int, now: float) -> int:
         """Send up to `count` messages at the frontier to the dead letters; returns how many."""
         evicted = 0
-        while evicted < count and self._may_pass:
+        while evicted < count and self.frontier < self.end and self._has_room:
             first = self.frontier
             last = min(self.end - 1, first + count - evicted - 1)
             last = self._passed.gaps(first, last)[0][1]
@@ -334,25 +337,31 @@ class Scan:
         self.again_at = None
         if share is None or share.ample > 0:
             self._shares.forget()
-        self.skip_to(min(record.first, self.end), now)
+        if record.first > self.frontier:
+            self.skip_to(min(record.first, self.end), now)
+        may_expire = 0 < record.expires_min_unix_ms() <= wall_unix_ms
         pushes: list[Push] = []
+        given = 0
         end = min(record.last, self.end - 1)
         self._halted = False
-        while self.frontier <= end and credit > 0 and self.wants_log:
-            if self._bury_expired(record, end, now, wall_unix_ms):
+        while self.frontier <= end and given < credit and self._has_room:
+            if not may_expire:
+                self._in_row = 0
+            elif self._bury_expired(record, end, now, wall_unix_ms):
                 continue
             if len(self._waiting.dying_runs):
                 self._halted = True
                 break
             first = self.frontier
-            last = min(end, first + min(credit, limits.PUSH_MESSAGES_MAX) - 1)
+            last = min(end, first + min(credit - given, limits.PUSH_MESSAGES_MAX) - 1)
             last = min(last, record.bytes_until(first, limits.PUSH_BYTES_MAX))
             if self._rescan_end:
                 last = self._passed.gaps(first, last)[0][1]
             hashes = record.header.key_hashes[first - record.first : last - record.first + 1]
-            exceptional = self._exceptional(record, first, last, hashes, wall_unix_ms)
-            if share is not None and share.ample < len(hashes):
-                fitting = self._fitting(first, hashes, exceptional, share, now)
+            exceptional = self._exceptional(first, last, hashes, may_expire=may_expire)
+            left = share.after(given) if share is not None and given else share
+            if left is not None and left.ample < len(hashes):
+                fitting = self._fitting(first, hashes, exceptional, left, now)
                 if not fitting:
                     if self.again_at is not None:
                         break
@@ -372,11 +381,10 @@ class Scan:
                     exceptional,
                     now=now,
                     wall_unix_ms=wall_unix_ms,
-                    share=share,
+                    share=left,
                 )
             if push is not None:
-                credit -= push.count
-                share = share.after(push.count) if share is not None else None
+                given += push.count
                 pushes.append(push)
         return pushes
 
@@ -434,8 +442,6 @@ class Scan:
     def _expired_until(self, record: Record, first: int, last: int, wall_unix_ms: int) -> int:
         """Return the last offset of the run of expired messages from `first` on whose keys are shut
         by nothing but others that die. Below `first`: there is none."""
-        if not 0 < record.expires_min_unix_ms() <= wall_unix_ms:
-            return first - 1
         low, high = first - record.first, last - record.first + 1
         column = record.header.expires_unix_ms[low:high]
         if not (min(column) > 0 and max(column) <= wall_unix_ms):
@@ -450,23 +456,15 @@ class Scan:
         return last
 
     def _exceptional(
-        self, record: Record, first: int, last: int, hashes: "array[int]", wall_unix_ms: int
+        self, first: int, last: int, hashes: "array[int]", *, may_expire: bool
     ) -> Sequence[int]:
         """Return the offsets of first..last to judge one by one: usually none, or those whose key
         has a line."""
-        if not self._is_ordinary(record, first, last, wall_unix_ms):
+        waiting = self._waiting
+        was_tried = waiting.inherited and waiting.tried_between(first, last)
+        if self._settings.pulls or was_tried or may_expire:
             return range(first, last + 1)
-        lines = self._waiting.lines
-        return lines.gated(hashes, first) if lines.by_key else ()
-
-    def _is_ordinary(self, record: Record, first: int, last: int, wall_unix_ms: int) -> bool:
-        """Whether nothing but a gated key can be exceptional in a stretch."""
-        if self._settings.pulls:
-            return False
-        if self._waiting.inherited and self._waiting.tried_between(first, last):
-            return False
-        expires = record.expires_min_unix_ms()
-        return not expires or expires > wall_unix_ms
+        return waiting.lines.gated(hashes, first) if waiting.lines.by_key else ()
 
     def _give_singly(
         self,

@@ -66,29 +66,27 @@ class EndOfTurn:
         self._run()
 
     def _run(self) -> None:
+        """Call everything. An error is reported like that of any callback, and stops no other
+        work."""
         self._is_running = True
         try:
-            work, self._work = self._work, []
-            for one in work:
-                _run_one(one)
-            last, self._last = self._last, []
-            for one in last:
-                _run_one(one)
+            for is_last in (False, True):
+                if is_last:
+                    works, self._last = self._last, []
+                else:
+                    works, self._work = self._work, []
+                for work in works:
+                    try:
+                        work()
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        loop = asyncio.get_running_loop()
+                        loop.call_exception_handler({"message": "unexpected", "exception": error})
         finally:
             self._is_running = False
             if self._next_turn or self._last:
                 self._ask()
-
-
-def _run_one(work: Work) -> None:
-    """Call `work`. An error is reported like that of any callback, and stops no other work."""
-    try:
-        work()
-    except (SystemExit, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        loop = asyncio.get_running_loop()
-        loop.call_exception_handler({"message": "unexpected", "exception": error})
 
 
 class Timed(Protocol):
