@@ -106,7 +106,7 @@ class Frame:
 
     def certify(self, log: DeliveryLog, place: LoggedPlace) -> None:
         """Log the end of its commit."""
-        now_us = log.now_us()
+        now_us = log.now_ns() // 1000
         origin = PublishOrigin(
             log, QUEUE, now_us, self.count, "websocket", producer="checkout",
             session="s-5c1f9a0e2b7d4433", produced_us=now_us, clock_offset_us=-8310,

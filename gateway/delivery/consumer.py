@@ -421,11 +421,10 @@ class Consumer:
         share = max(limits.PUSH_MESSAGES_MAX // count, self._room() // count, 16)
         self._turn = (self._turn + 1) % count
         owned_partitions = owned_partitions[self._turn :] + owned_partitions[: self._turn]
-        again = [
-            owned
-            for owned in owned_partitions
-            if not owned.delivery.is_idle(now) and owned.pump(share)
-        ]
+        again = False
+        for owned in owned_partitions:
+            if not owned.delivery.is_idle(now):
+                again |= owned.pump(share)
         if again and self.available() > 0:
             self.pump()
 

@@ -216,6 +216,11 @@ class AckWaiters:
         done, self._writing = self._writing, []
         return done
 
+    def take(self) -> list[AckWaiter]:
+        """Return the callers whose settlements are durable, because nothing is left to write."""
+        done, self.next = self.next, []
+        return done
+
     def not_written(self) -> None:
         """Take back the callers of a write whose outcome is not known. It is written again."""
         self._writing, self.next = [], self._writing + self.next
@@ -368,7 +373,7 @@ class OwnedPartition:
         if delivery.is_line_ready(now) and owner.available() > 0:
             left -= self._pump_lines(left, now, wall_unix_ms)
         begin = frontier = delivery.frontier
-        wants_log, is_kept = delivery.wants_log, False
+        end, wants_log, is_kept = delivery.end, delivery.wants_log, False
         while wants_log and not is_kept and left > 0 and (available := owner.available()) > 0:
             found = self.fetch.log(frontier)
             if found is None:
@@ -378,7 +383,7 @@ class OwnedPartition:
             else:
                 record, stages = found
                 if record.first > frontier:
-                    self.log.on_gap(delivery.skip_to(min(record.first, delivery.end), now=now))
+                    self.log.on_gap(delivery.skip_to(min(record.first, end), now=now))
                 pushes = delivery.give(
                     record,
                     min(available, left),
@@ -390,7 +395,8 @@ class OwnedPartition:
                     left -= push.count
                     self._send(record, push, stages, now, self.log.cause(push, stages))
                 is_kept = delivery.must_look_again
-            frontier, wants_log = delivery.frontier, delivery.wants_log
+            frontier = delivery.frontier
+            wants_log = frontier < end and delivery.wants_log
         if (
             frontier > begin
             and delivery.is_line_ready(now)  # the log may have made lines ready: tried before
@@ -401,7 +407,7 @@ class OwnedPartition:
             wants_log = delivery.wants_log
         self._after(now)
         if not wants_log:
-            if frontier < delivery.end:
+            if frontier < end:
                 self.blocked = "draining" if delivery.draining else "held"
             return False
         if not owner.available():
@@ -491,7 +497,7 @@ class OwnedPartition:
         if duties.in_flight != self._in_flight:
             self._count_in_flight(duties.in_flight)
         if duties.must_write:
-            self._cursor_writer.mark(self, urgent=urgent or duties.is_urgent)
+            self._cursor_writer.mark(self, urgent=urgent or delivery.urgent)
         if duties.has_dead_letters:
             self._move_dead_letters()
         if duties.deadline is not None and duties.deadline < self.scheduled:
@@ -503,15 +509,11 @@ class OwnedPartition:
             self.decisions.tell(notices.opened, made=True)
             self.decisions.tell(notices.dropped, made=False)
             self.log.on_unpark(notices.opened, delivery.end)
-        if self._ack_waiters.next and not (duties.must_write or duties.is_writing):
-            self._ack_waiters.begin()
-            self._answer_durable()
+        if self._ack_waiters.next and not (duties.must_write or delivery.is_writing):
+            for waiter in self._ack_waiters.take():
+                waiter.on_written(durable=True)
         if delivery.draining:
             self._end_if_drained()
-
-    def _answer_durable(self) -> None:
-        for waiter in self._ack_waiters.written():
-            waiter.on_written(durable=True)
 
     def _count_in_flight(self, in_flight: int) -> None:
         more = (0 if self.ended else in_flight) - self._in_flight
@@ -711,7 +713,8 @@ class OwnedPartition:
         for one in unsent:
             self._deliver(one.record, one.push, one.stages, one.cause, one.reserved)
         self.log.on_write(self.delivery, abandoned=self._abandoned)
-        self._answer_durable()
+        for waiter in self._ack_waiters.written():
+            waiter.on_written(durable=True)
         if not self.ended:
             self._after(now, urgent=bool(self._ack_waiters.next))
             if unsent or not self.delivery.is_idle(now):

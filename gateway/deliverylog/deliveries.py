@@ -143,7 +143,7 @@ class LoggedPlace:
         transport = carrier_of(session, is_internal=self._is_internal)
         span = DispatchedSpan(
             self._queue,
-            log.now_us(),
+            log.now_ns() // 1000,
             published_unix_ms,
             attempt,
             cause,
@@ -170,7 +170,7 @@ class LoggedPlace:
         offset. The caller must not use the list afterwards. Returns the present time, in monotonic
         microseconds."""
         log, span = self._log, self._settled
-        now_us = log.now_us()
+        now_us = log.now_ns() // 1000
         if (
             span is None
             or not span.is_open
@@ -193,7 +193,7 @@ class LoggedPlace:
             log.add_settlement(span)
         dispatched_us = cast(int | None, push[1])
         if dispatched_us is not None:
-            if log.is_holding:
+            if log.held:
                 session = self._session
                 log.end_dispatch(session.session_id if session is not None else None, dispatched_us)
             # The log notices no step of the clock before the span has its line.
@@ -290,7 +290,7 @@ class OwnedPartitionLog:
     def on_write(self, delivery: Delivery, *, abandoned: int) -> None:
         """Log the position of the delivery's epoch, unless one was logged less than KEPT_EVERY_US
         ago. `abandoned`: number of messages that its consumer left in flight."""
-        if self._log.now_us() - self._position_us >= KEPT_EVERY_US:
+        if self._log.now_ns() // 1000 - self._position_us >= KEPT_EVERY_US:
             self._log_position(
                 "kept",
                 delivery.epoch,
@@ -326,7 +326,7 @@ class OwnedPartitionLog:
         log = self._log
         if not log.is_on:
             return
-        self._position_us = now_us = log.now_us()
+        self._position_us = now_us = log.now_ns() // 1000
         if event != "kept":
             self._place.cut()
         log.prepare()
@@ -394,7 +394,7 @@ class OwnedPartitionLog:
                 published_unix_ms=published_unix_ms,
             )
         else:
-            dispatched_us = log.now_us()
+            dispatched_us = log.now_ns() // 1000
         if self._settles_later:
             self._dispatched_us[push.number] = dispatched_us
         if certified_us is not None:
@@ -411,7 +411,7 @@ class OwnedPartitionLog:
         times = self._dispatched_us
         given_us = times.get(push.number) if push.open else times.pop(push.number, None)
         if not self._log.is_on:
-            now_us = self._log.now_us()
+            now_us = self._log.now_ns() // 1000
         else:
             named: Named
             if len(numbers) == _ONE_RANGE and numbers[4] - numbers[3] + 1 == count:
@@ -522,7 +522,7 @@ class OwnedPartitionLog:
             now_us = (
                 self._place.settle(outcome, [self._number, given_us, *numbers], count)
                 if log.is_on
-                else log.now_us()
+                else log.now_ns() // 1000
             )
             if outcome == "acked" and given_us is not None:
                 self._tally.settle_s.add((now_us - given_us) / 1e6, count)
@@ -635,7 +635,7 @@ class ReadsLog:
     def count(self, messages: int, stages: CommitTimes | None) -> int:
         """Count messages that readers are given, and their time since certification if `stages` has
         it. Returns the present time, in monotonic microseconds."""
-        now_us, counters = self._log.now_us(), self._counters
+        now_us, counters = self._log.now_ns() // 1000, self._counters
         counters.read += messages
         if stages is not None:
             counters.read_s.add((now_us - stages.certified_us) / 1e6, messages)

@@ -243,12 +243,11 @@ class PublishOrigin:
         self.runs, self.keys, self.duplicates = [], [], []
         self.messages = self.bytes = 0
 
-    def absorb(self, count: int, *, now_us: int, queue: Queue) -> bool:
-        """Count `count` more messages of the same session as its own, if they came within RUN_US
-        and nothing else distinguishes them. False: they belong to another origin."""
+    def absorb(self, count: int, *, queue: Queue) -> bool:
+        """Count `count` more messages of the same session, which came within RUN_US, as its own, if
+        nothing distinguishes them. False: they belong to another origin."""
         if (
-            now_us - self.accepted_us > RUN_US
-            or queue.queue_id != self.queue.queue_id
+            queue.queue_id != self.queue.queue_id
             or self.produced_us is not None
             or self.trace is not None
             or self.expected + count > LINE_MESSAGES_MAX
@@ -372,7 +371,7 @@ class OriginTracker:
     ) -> PublishOrigin:
         """Return the origin of this publish. It is that of the previous publish, if both came
         within RUN_US and nothing else distinguishes them."""
-        now_us, first, origin = log.now_us(), frame.messages[0], self._origin
+        now_us, first, origin = log.now_ns() // 1000, frame.messages[0], self._origin
         count, trace = len(frame.messages), _trace(first) if first.headers is not None else None
         produced_us, offset_us = frame.produced_unix_us, None
         if frame.clock_offset_us is not None:
@@ -384,7 +383,12 @@ class OriginTracker:
                 produced_us += self._shift_us
         elif first.sent_unix_ms is not None:
             produced_us = first.sent_unix_ms * 1000
-        elif trace is None and origin and origin.absorb(count, now_us=now_us, queue=queue):
+        elif (
+            trace is None
+            and origin
+            and now_us - origin.accepted_us <= RUN_US
+            and origin.absorb(count, queue=queue)
+        ):
             return origin
         carrier = session.transport
         self._origin = PublishOrigin(
@@ -417,7 +421,7 @@ def origin_of_request(
     return PublishOrigin(
         log,
         queue,
-        log.now_us(),
+        log.now_ns() // 1000,
         len(messages),
         transport="http",
         producer=producer,
@@ -442,13 +446,14 @@ class DeliveryLog:
     def __init__(
         self,
         *,
-        now_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+        now_ns: Callable[[], int] | None = None,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        """Begin as off. `now_us`: monotonic microseconds; `wall_us`: unix microseconds."""
-        self.now_us = now_us
+        """Begin as off. `now_ns`: monotonic nanoseconds (None: those of the process); `wall_us`:
+        unix microseconds."""
+        self.now_ns = now_ns or time.monotonic_ns
         self._wall_us = wall_us
-        self.clock = LogClock(now_us=now_us(), wall_us=wall_us())
+        self.clock = LogClock(now_us=self.now_ns() // 1000, wall_us=wall_us())
         self.is_on = False
         self.gateway = ""
         self._writer: LogWriter | None = None
@@ -461,9 +466,9 @@ class DeliveryLog:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unwritten: list[DispatchedSpan] = []
         """Dispatched spans that get their lines with the next `on_flush`."""
-        self._held: dict[object, list[DispatchedSpan]] = {}
+        self.held: dict[object, list[DispatchedSpan]] = {}
         """Spans that wait until they are taken, by taker. A taker is a session by long poll, a
-        session whose socket is full, or a pull."""
+        session whose socket is full, or a pull. Others only look whether there are any."""
         self._apart: dict[str, bool] = {}
         """Session id → False: its socket is gone; True: its socket is full, and takes its messages
         of this turn later."""
@@ -482,7 +487,7 @@ class DeliveryLog:
     def clock_unix_us(self) -> int | None:
         """Return the time of the log's clock in unix microseconds, which clients receive. None: the
         log is off."""
-        return self.clock.unix_us(self.now_us()) if self.is_on else None
+        return self.clock.unix_us(self.now_ns() // 1000) if self.is_on else None
 
     def age_s(self, unix_ms: int) -> float:
         """Return the seconds since a unix time, by the wall clock."""
@@ -495,7 +500,7 @@ class DeliveryLog:
         off."""
         if not self.is_on:
             return None
-        return PublishOrigin(self, queue, self.now_us(), count, "internal")
+        return PublishOrigin(self, queue, self.now_ns() // 1000, count, "internal")
 
     def add_commit(self, placed: CommittedOrigins) -> None:
         """Write the messages of a commit that has ended."""
@@ -520,7 +525,8 @@ class DeliveryLog:
     def _write_origin(
         self, origin: PublishOrigin, placed: CommittedOrigins | None, messages: int
     ) -> None:
-        self.prepare()
+        if self._timer is None:
+            self.prepare()
         queue, base_us, offset_us = origin.queue, self.clock.base_us, origin.clock_offset_us
         produced_us = origin.produced_us
         if produced_us is not None and offset_us is not None:
@@ -562,17 +568,12 @@ class DeliveryLog:
         """Add a dispatched span that is on its way. Its line is written with the next `on_flush`,
         or with a `key` by `on_take` or `on_leave` of that key."""
         if key is not None:
-            self._held.setdefault(key, []).append(span)
+            self.held.setdefault(key, []).append(span)
         else:
             self._unwritten.append(span)
             if len(self._unwritten) > limits.LOG_SPANS_UNWRITTEN_MAX:  # without any flush
                 self._write_dispatches(self._unwritten, None)
                 self._unwritten = []
-
-    @property
-    def is_holding(self) -> bool:
-        """Whether a dispatched span waits until it is taken."""
-        return bool(self._held)
 
     def on_full(self, session: str) -> None:
         """Keep this session's spans back from the next `on_flush`, because its socket is full. They
@@ -589,7 +590,7 @@ class DeliveryLog:
         if self._unwritten:
             spans, self._unwritten = self._unwritten, []
             spans = self._without_apart(spans) if self._apart else spans
-            self._write_dispatches(spans, self.now_us())
+            self._write_dispatches(spans, self.now_ns() // 1000)
         if self._apart:
             self._apart = {}
 
@@ -616,35 +617,36 @@ class DeliveryLog:
         """Count a span now and write its line later, because a part of it may have gone out."""
         span.is_open, span.is_counted = False, True
         self.counts[DISPATCHED] += span.messages
-        self._held.setdefault(session, []).append(span)
+        self.held.setdefault(session, []).append(span)
 
     def on_take(self, key: object) -> None:
         """Write the lines of the spans, if any, that were held for this key, and were taken now."""
-        if key in self._held:
-            self._write_dispatches(self._held.pop(key), self.now_us())
+        if key in self.held:
+            self._write_dispatches(self.held.pop(key), self.now_ns() // 1000)
 
     def on_leave(self, key: object) -> None:
         """Write the lines of the spans, if any, that were held for this key, and stay untaken."""
-        if key in self._held:
-            self._write_dispatches(self._held.pop(key), None)
+        if key in self.held:
+            self._write_dispatches(self.held.pop(key), None)
 
     def end_dispatch(self, session: str | None, dispatched_us: int) -> None:
         """Write the lines of messages that this session was given at `dispatched_us`, and that now
         end or return, if these lines are still held. Otherwise the log would have an end without a
         delivery, after a kill for ever. If none are held, nothing happens."""
-        held = self._held.get(session, [])
+        held = self.held.get(session, [])
         ended = [span for span in held if span.dispatched_us == dispatched_us]
         if not ended:
             return
         self._write_dispatches(ended, None)
         rest = [span for span in held if span.dispatched_us != dispatched_us]
         if rest:
-            self._held[session] = rest
+            self.held[session] = rest
         else:
-            del self._held[session]
+            del self.held[session]
 
     def _write_dispatches(self, spans: Iterable[DispatchedSpan], written_us: int | None) -> None:
-        self.prepare()
+        if self._timer is None:
+            self.prepare()
         base_us, stepped_us = self.clock.base_us, self.clock.stepped_us
         for span in spans:
             span.is_open = False
@@ -682,7 +684,8 @@ class DeliveryLog:
         """Add a settled span that has begun. Its line is written with the next hand-over, or with
         `write_settlement`."""
         self._settling[span] = None
-        self.prepare()
+        if self._timer is None:
+            self.prepare()
 
     def write_settlement(self, span: SettledSpan) -> None:
         """Write the line of a settled span, which ends it. If it has ended already, nothing
@@ -705,25 +708,25 @@ class DeliveryLog:
             transport=carrier_of(session, is_internal=span.is_internal),
             outcome=span.outcome,
             reason=span.reason,
-            settled_unix_us=self.clock.unix_us(span.at_us),
+            settled_unix_us=self.clock.base_us + span.at_us,
         )
         self.put(encode(line), SETTLED, span.messages)
 
     # --- To the writer --------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Prepare for a line that is about to be written. Checks the wall clock, if that is due,
-        and schedules the next hand-over."""
+        """Prepare for the first line, about to be written, since the last hand-over. Checks the
+        wall clock, if that is due, and schedules the next hand-over."""
         if self._timer is None and self._loop is not None:
             self._timer = self._loop.call_later(HAND_OVER_S, self._hand_over)
-            before_us = self.now_us()
+            before_us = self.now_ns() // 1000
             if before_us - self._looked_us >= LOOK_US:
                 self._looked_us = before_us
                 self._look(before_us)
 
     def _look(self, before_us: int) -> None:
         wall_us = self._wall_us()
-        step_us = self.clock.look(before_us, wall_us, self.now_us())
+        step_us = self.clock.look(before_us, wall_us, self.now_ns() // 1000)
         if step_us:
             line = ClockSteppedLine(
                 schema=SCHEMA,
@@ -760,7 +763,7 @@ class DeliveryLog:
         chunk, self._chunk, writer = self._chunk, Chunk(), self._writer
         if writer is None or not (chunk.lines or self._lost):
             return
-        chunk.until_unix_us = self.clock.unix_us(self.now_us())
+        chunk.until_unix_us = self.clock.unix_us(self.now_ns() // 1000)
         chunk.since_unix_us = chunk.until_unix_us - int(HAND_OVER_S * 1_000_000)
         chunk.stepped_us = self.clock.stepped_us
         if writer.waiting_bytes + chunk.bytes > limits.LOG_WAITING_BYTES_MAX:
@@ -778,7 +781,7 @@ class DeliveryLog:
             return
         self._write_dispatches(self._unwritten, None)
         self._unwritten = []
-        for key in list(self._held):
+        for key in list(self.held):
             self.on_leave(key)
         if self._timer is not None:
             self._timer.cancel()

@@ -51,8 +51,6 @@ class Duties:
         "deadline",
         "has_dead_letters",
         "in_flight",
-        "is_urgent",
-        "is_writing",
         "must_write",
         "notices",
     )
@@ -60,11 +58,7 @@ class Duties:
     def __init__(self) -> None:
         self.in_flight = 0
         """Number of messages in flight."""
-        self.is_writing = False
-        """Whether a write is under way."""
         self.must_write = False
-        self.is_urgent = False
-        """Whether a redelivery, room to set aside, or a dead letter waits for the write."""
         self.has_dead_letters = False
         self.deadline: float | None = None
         """The time at which `expire` has something to do; None: time alone makes nothing due."""
@@ -571,11 +565,8 @@ class Delivery:
         """Return the work to do now, after anything that may have changed it. Notices are returned
         once."""
         duties, waiting = self._duties, self.waiting
-        pending = waiting.pending
         duties.in_flight = self.leases.open_count
-        duties.is_writing = pending.under_way
-        duties.must_write = pending.dirty
-        duties.is_urgent = duties.must_write and pending.is_urgent
+        duties.must_write = waiting.pending.dirty
         duties.has_dead_letters = waiting.untaken.count > 0
         duties.deadline = self.next_deadline()
         duties.notices, waiting.notices = waiting.notices, None

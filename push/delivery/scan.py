@@ -370,7 +370,14 @@ class Scan:
                     last, hashes = first + fitting - 1, hashes[:fitting]
                     exceptional = [offset for offset in exceptional if offset <= last]
             if not exceptional:
-                push: Push | None = self._push(first, last, hashes, now)
+                push: Push | None = self._leases.give(
+                    first,
+                    last,
+                    hashes,
+                    now=now,
+                    lease_s=self._settings.lease_s,
+                    started=self._settings.pulls,
+                )
                 self._move(last + 1, now)
             else:
                 push = self._give_singly(
@@ -515,7 +522,15 @@ class Scan:
             begin += 1
         if begin > last:
             return None
-        return self._push(begin, last, hashes[begin - first :], now, tuple(skips[leading:]))
+        return self._leases.give(
+            begin,
+            last,
+            hashes[begin - first : last - first + 1],
+            skips=tuple(skips[leading:]),
+            now=now,
+            lease_s=self._settings.lease_s,
+            started=self._settings.pulls,
+        )
 
     # enforces: R13
     def _goes_out(
@@ -562,19 +577,4 @@ class Scan:
             and not line.leaving
             and (is_expired or not line.dying)
             and not line.overflowed
-        )
-
-    def _push(
-        self, first: int, last: int, hashes: "array[int]", now: float, skips: tuple[int, ...] = ()
-    ) -> Push:
-        """Make the push of first..last but for `skips`. `hashes` are those of the messages from
-        `first` on."""
-        return self._leases.give(
-            first,
-            last,
-            hashes[: last - first + 1],
-            skips=skips,
-            now=now,
-            lease_s=self._settings.lease_s,
-            started=self._settings.pulls,
         )

@@ -187,8 +187,8 @@ async def test_no_line_goes_over_an_epochs_end(house: House) -> None:
     queue = await house.queue()
     group = await house.group(queue)
     logged = Logged(house)
-    now_us = logged.log.now_us()
-    logged.log.now_us = lambda: now_us
+    now_ns = logged.log.now_ns()
+    logged.log.now_ns = lambda: now_ns
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, [message(0)])
     for count in (1, 2):

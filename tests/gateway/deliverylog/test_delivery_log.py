@@ -76,7 +76,7 @@ class Session:
 def made() -> tuple[DeliveryLog, Kept, Hands]:
     """A log that is on, inside the loop."""
     hands, sink = Hands(), Kept()
-    log = DeliveryLog(now_us=lambda: hands.now_us, wall_us=lambda: hands.wall_us)
+    log = DeliveryLog(now_ns=lambda: hands.now_us * 1000, wall_us=lambda: hands.wall_us)
     log.begin(sink, "00000000000000aa")
     return log, sink, hands
 
@@ -90,7 +90,7 @@ def give(place: LoggedPlace, *offsets: int, **more: Any) -> int:
 
 def read(log: DeliveryLog, *sessions: str, certified_us: int | None = None) -> None:
     """Two messages, over WebSockets."""
-    span = DispatchedSpan(QUEUE, log.now_us(), 7, 1, "none", certified_us, "websocket")
+    span = DispatchedSpan(QUEUE, log.now_ns() // 1000, 7, 1, "none", certified_us, "websocket")
     span.sessions, span.runs, span.messages = sessions, [(0, 4, 2)], 2
     log.add_dispatch(span)
 
