@@ -399,8 +399,9 @@ class OwnedPartition:
             wants_log = frontier < end and delivery.wants_log
         if (
             frontier > begin
-            and delivery.is_line_ready(now)  # the log may have made lines ready: tried before
             and left > 0
+            and delivery.lines  # the log may have made some ready: tried before
+            and delivery.is_line_ready(now)
             and owner.available() > 0
         ):
             left -= self._pump_lines(left, now, wall_unix_ms)

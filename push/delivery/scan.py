@@ -370,14 +370,7 @@ class Scan:
                     last, hashes = first + fitting - 1, hashes[:fitting]
                     exceptional = [offset for offset in exceptional if offset <= last]
             if not exceptional:
-                push: Push | None = self._leases.give(
-                    first,
-                    last,
-                    hashes,
-                    now=now,
-                    lease_s=self._settings.lease_s,
-                    started=self._settings.pulls,
-                )
+                push: Push | None = self._push(first, last, hashes, now)
                 self._move(last + 1, now)
             else:
                 push = self._give_singly(
@@ -522,15 +515,8 @@ class Scan:
             begin += 1
         if begin > last:
             return None
-        return self._leases.give(
-            begin,
-            last,
-            hashes[begin - first : last - first + 1],
-            skips=tuple(skips[leading:]),
-            now=now,
-            lease_s=self._settings.lease_s,
-            started=self._settings.pulls,
-        )
+        hashes = hashes[begin - first : last - first + 1]
+        return self._push(begin, last, hashes, now, tuple(skips[leading:]))
 
     # enforces: R13
     def _goes_out(
@@ -577,4 +563,18 @@ class Scan:
             and not line.leaving
             and (is_expired or not line.dying)
             and not line.overflowed
+        )
+
+    def _push(
+        self, first: int, last: int, hashes: "array[int]", now: float, skips: tuple[int, ...] = ()
+    ) -> Push:
+        """Make the push of first..last, whose key hashes these are, but for `skips`."""
+        return self._leases.give(
+            first,
+            last,
+            hashes,
+            skips=skips,
+            now=now,
+            lease_s=self._settings.lease_s,
+            started=self._settings.pulls,
         )
