@@ -462,4 +462,4 @@ async def test_what_is_pushed_is_logged_as_written_when_a_poll_takes_it(
     await client.http.delete(client.path.removesuffix("/frames"))
     (_, left) = logged.of(DispatchedLine)
     assert left.written_unix_us is None
-    assert not logged.log._held
+    assert not logged.log.held
