@@ -216,11 +216,6 @@ class AckWaiters:
         done, self._writing = self._writing, []
         return done
 
-    def take(self) -> list[AckWaiter]:
-        """Return the callers whose settlements are durable, because nothing is left to write."""
-        done, self.next = self.next, []
-        return done
-
     def not_written(self) -> None:
         """Take back the callers of a write whose outcome is not known. It is written again."""
         self._writing, self.next = [], self._writing + self.next
@@ -397,13 +392,8 @@ class OwnedPartition:
                 is_kept = delivery.must_look_again
             frontier = delivery.frontier
             wants_log = frontier < end and delivery.wants_log
-        if (
-            frontier > begin
-            and left > 0
-            and delivery.lines  # the log may have made some ready: tried before
-            and delivery.is_line_ready(now)
-            and owner.available() > 0
-        ):
+        # The log may have made lines ready, because their messages were tried before.
+        if frontier > begin and left > 0 and delivery.is_line_ready(now) and owner.available() > 0:
             left -= self._pump_lines(left, now, wall_unix_ms)
             wants_log = delivery.wants_log
         self._after(now)
@@ -511,10 +501,14 @@ class OwnedPartition:
             self.decisions.tell(notices.dropped, made=False)
             self.log.on_unpark(notices.opened, delivery.end)
         if self._ack_waiters.next and not (duties.must_write or delivery.is_writing):
-            for waiter in self._ack_waiters.take():
-                waiter.on_written(durable=True)
+            self._ack_waiters.begin()
+            self._answer_durable()
         if delivery.draining:
             self._end_if_drained()
+
+    def _answer_durable(self) -> None:
+        for waiter in self._ack_waiters.written():
+            waiter.on_written(durable=True)
 
     def _count_in_flight(self, in_flight: int) -> None:
         more = (0 if self.ended else in_flight) - self._in_flight
@@ -714,8 +708,7 @@ class OwnedPartition:
         for one in unsent:
             self._deliver(one.record, one.push, one.stages, one.cause, one.reserved)
         self.log.on_write(self.delivery, abandoned=self._abandoned)
-        for waiter in self._ack_waiters.written():
-            waiter.on_written(durable=True)
+        self._answer_durable()
         if not self.ended:
             self._after(now, urgent=bool(self._ack_waiters.next))
             if unsent or not self.delivery.is_idle(now):

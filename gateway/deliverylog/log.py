@@ -243,11 +243,12 @@ class PublishOrigin:
         self.runs, self.keys, self.duplicates = [], [], []
         self.messages = self.bytes = 0
 
-    def absorb(self, count: int, *, queue: Queue) -> bool:
-        """Count `count` more messages of the same session, which came within RUN_US, as its own, if
-        nothing distinguishes them. False: they belong to another origin."""
+    def absorb(self, count: int, *, now_us: int, queue: Queue) -> bool:
+        """Count `count` more messages of the same session as its own, if they came within RUN_US
+        and nothing else distinguishes them. False: they belong to another origin."""
         if (
-            queue.queue_id != self.queue.queue_id
+            now_us - self.accepted_us > RUN_US
+            or queue.queue_id != self.queue.queue_id
             or self.produced_us is not None
             or self.trace is not None
             or self.expected + count > LINE_MESSAGES_MAX
@@ -383,12 +384,7 @@ class OriginTracker:
                 produced_us += self._shift_us
         elif first.sent_unix_ms is not None:
             produced_us = first.sent_unix_ms * 1000
-        elif (
-            trace is None
-            and origin
-            and now_us - origin.accepted_us <= RUN_US
-            and origin.absorb(count, queue=queue)
-        ):
+        elif trace is None and origin and origin.absorb(count, now_us=now_us, queue=queue):
             return origin
         carrier = session.transport
         self._origin = PublishOrigin(
