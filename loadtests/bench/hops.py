@@ -280,7 +280,7 @@ def measure(rate: int, partitions: int, seconds: float, folder: Path) -> Place:
     place = Place(rate, partitions)
     with _broker(folder, "cost") as server:
         threads = Threads(server.pid)
-        figures = _load(server, threads, rate, partitions, seconds)
+        figures = open_load(server, threads, rate, partitions, seconds)
         assert figures.messages_per_s is not None
         assert figures.latency is not None
         place.messages_per_s = figures.messages_per_s
@@ -294,7 +294,7 @@ def measure(rate: int, partitions: int, seconds: float, folder: Path) -> Place:
         place.shares = _look(server, rate, partitions, seconds, folder)
     calls = folder / "calls.json"
     with _broker(folder, "calls", command=_COUNTED, settings={_CALLS_FILE: str(calls)}) as server:
-        figures = _load(server, Threads(server.pid), rate, partitions, seconds)
+        figures = open_load(server, Threads(server.pid), rate, partitions, seconds)
         messages = int(str(figures.more["messages"]))
         server.stop()
         count, crossings = json.loads(calls.read_text())
@@ -302,7 +302,9 @@ def measure(rate: int, partitions: int, seconds: float, folder: Path) -> Place:
     return place
 
 
-def _load(server: Server, threads: Threads, rate: int, partitions: int, seconds: float) -> Figures:
+def open_load(
+    server: Server, threads: Threads, rate: int, partitions: int, seconds: float
+) -> Figures:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(open_loop(_bench(server, threads, seconds), rate, partitions))
 
