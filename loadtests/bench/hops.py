@@ -305,6 +305,7 @@ def measure(rate: int, partitions: int, seconds: float, folder: Path) -> Place:
 def open_load(
     server: Server, threads: Threads, rate: int, partitions: int, seconds: float
 ) -> Figures:
+    """Publish single messages on a fixed schedule, and return what was measured."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(open_loop(_bench(server, threads, seconds), rate, partitions))
 

@@ -153,16 +153,15 @@ def serve(name: str) -> None:
             begin = WRITES[name]
             return TrialStorage(begin(path.parent) if begin else None, sealer=sealer)
 
-    gateway.stores.open.SqliteStorage = Opened  # type: ignore[assignment,misc]
+    setattr(gateway.stores.open, "SqliteStorage", Opened)  # noqa: B010
 
 
 def measure(name: str, rate: int, seconds: float) -> tuple[float, float, float]:
     """Return (CPU microseconds of the broker for a message, p50, p99 in ms) with this store."""
     folder = Path(tempfile.mkdtemp(prefix="tocsin-store-trial-"))
     begin = f"from loadtests.bench.store_trials import serve as use; use({name!r}); {SERVE[1]}"
-    server = Server(
-        folder / "data", level="warning", command=SERVE if name == "today" else ("-c", begin)
-    )
+    command = SERVE if name == "today" else ("-c", begin)
+    server = Server(folder / "data", level="warning", command=command)
     try:
         server.start()
         threads = hops.Threads(server.pid)
@@ -212,9 +211,8 @@ def table(
     found: dict[tuple[str, int], list[tuple[float, float, float]]], names: Sequence[str]
 ) -> str:
     """Return the medians as a table in Markdown, a row for each store."""
-    heads = [
-        f"{what} at {rate:,}/s" for rate in RATES for what in ("CPU, µs", "p50, ms", "p99, ms")
-    ]
+    whats = ("CPU, µs", "p50, ms", "p99, ms")
+    heads = [f"{what} at {rate:,}/s" for rate in RATES for what in whats]
     lines = [f"| store | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for name in names:
         cells = [
