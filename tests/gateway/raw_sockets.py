@@ -79,7 +79,8 @@ async def serve(
             transport = getattr(connection, "_transport", None) or connection.transport
             transport.abort()
         for wire in _opened:  # of a test that failed, and so did not close them
-            wire.writer.transport.abort()
+            if not wire.writer.is_closing():
+                wire.writer.transport.abort()
         for _ in range(5):  # connection_lost comes a turn of the loop later
             await asyncio.sleep(0)
         connections.deadlines.close()
