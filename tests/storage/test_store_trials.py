@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from loadtests.bench import store_trials
-from loadtests.bench.store_trials import STORES, WRITES, TrialStorage, table, write_file
+from scripts import store_trials
+from scripts.store_trials import STORES, WRITES, TrialStorage, table, write_file
 from tests.contract.stores import P0, append
 
 

@@ -1,4 +1,4 @@
-"""The embedded store's part in the cost of a message: `python -m loadtests.bench.store_trials`.
+"""The embedded store's part in the cost of a message: `python -m scripts.store_trials`.
 
 The same load runs against brokers with different stores, in turns. All but the first store decide
 in memory, on the event loop, and differ in what a commit writes before it is answered:
@@ -159,7 +159,7 @@ def serve(name: str) -> None:
 def measure(name: str, rate: int, seconds: float) -> tuple[float, float, float]:
     """Return (CPU microseconds of the broker for a message, p50, p99 in ms) with this store."""
     folder = Path(tempfile.mkdtemp(prefix="tocsin-store-trial-"))
-    begin = f"from loadtests.bench.store_trials import serve as use; use({name!r}); {SERVE[1]}"
+    begin = f"from scripts.store_trials import serve as use; use({name!r}); {SERVE[1]}"
     command = SERVE if name == "today" else ("-c", begin)
     server = Server(folder / "data", level="warning", command=command)
     try:
