@@ -6,7 +6,7 @@ there before notices if something is wrong.
 
     store.mark     the incarnation of each storage cluster, and a number of touches that every copy
                    had once. A store with another incarnation, or with fewer touches, was exchanged
-                   or rolled back
+                   or rolled back. Of the embedded store, the number of its starts and clean stops
     catalog.mark   the incarnation of a metadata service's catalog, and its version. A catalog with
                    another incarnation, or an older version, is refused at the start and never
                    adopted, because its queues are not those whose messages are in the storage
@@ -75,9 +75,15 @@ class FileKeeper(Generic[MarkT]):
         self._written: MarkT | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Write the mark, and begin to keep it. Raises OSError if it cannot be written."""
-        await asyncio.to_thread(self._write)
+    async def start(self, *, is_needed: bool = True) -> None:
+        """Write the mark, and begin to keep it. Raises OSError if it cannot be written and
+        `is_needed`. Otherwise it is written later."""
+        try:
+            await asyncio.to_thread(self._write)
+        except OSError as error:
+            if is_needed:
+                raise
+            self._log.warning("%s cannot be written: %s", self._path, error)
         self._task = asyncio.get_running_loop().create_task(self._keep(), name=self._path.name)
 
     async def _keep(self) -> None:
@@ -149,8 +155,9 @@ class MarkKeeper:
         """Add one more storage cluster, or replace the mark of a known one."""
         self._others[cluster] = mark
 
-    async def start(self) -> None:
-        await self._file.start()
+    async def start(self, *, is_needed: bool = True) -> None:
+        """Begin to keep it, as `FileKeeper.start` says."""
+        await self._file.start(is_needed=is_needed)
 
     async def close(self) -> None:
         await self._file.close()

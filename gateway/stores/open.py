@@ -70,7 +70,7 @@ from storage.redis.store import RedisPool
 from storage.redis.target import Target
 from storage.sharded import ShardedStorage
 from storage.sqlite.open import FILE as STORE_FILE
-from storage.sqlite.open import lock_store
+from storage.sqlite.open import Touches, lock_store
 from storage.sqlite.store import SqliteStorage
 
 _RANDOM: Final = Random()
@@ -125,19 +125,26 @@ async def _open_embedded(config: Config, on_fatal: OnFatal) -> Stores:
     metadata = CatalogService(*await SqliteCatalog.open(data_dir / CATALOG_FILE, on_fatal=on_fatal))
     keyring = None
     try:
+        mark = await asyncio.to_thread(read_store_mark, data_dir)
         keyring = await open_keyring(config, metadata.data_keys)
         storage = await SqliteStorage.open(
             store,
             free_bytes_reserve=config.free_bytes_reserve,
             on_fatal=on_fatal,
             sealer=keyring.sealer if keyring is not None else PLAIN,
+            before=Touches(mark.incarnation, mark.touches.get(STORE_FILE, 0)) if mark else None,
         )
     except BaseException:
         if keyring is not None:
             await keyring.close()
         await metadata.close()
         raise
-    return Stores(metadata, storage, keyring, Backups(metadata, storage), AsyncExitStack())
+    incarnation = await storage.incarnation()
+    keeper = MarkKeeper(data_dir, incarnation, lambda: {STORE_FILE: storage.touches})
+    await keeper.start(is_needed=False)  # a broker starts on a full disk
+    rest = AsyncExitStack()
+    rest.push_async_callback(keeper.close)
+    return Stores(metadata, storage, keyring, Backups(metadata, storage), rest)
 
 
 def _check_folder(data_dir: Path, store: Path) -> None:

@@ -28,7 +28,7 @@ from push.places import Partition
 from storage.rules.append import PartitionLog
 from storage.sqlite import codec
 from storage.sqlite.codec import insert
-from storage.sqlite.open import mark_clean, open_store
+from storage.sqlite.open import open_store
 from storage.sqlite.verify import CURSOR_COLUMNS
 
 STEP_PAGES: Final = 256
@@ -222,7 +222,7 @@ def renew_store(path: Path, *, raised_by: int, partitions: Mapping[str, int]) ->
         connection.execute("BEGIN IMMEDIATE")
         renewed = _renew(connection, raised_by, partitions)
         connection.execute("COMMIT")
-        mark_clean(connection)
+        opened.mark_clean()
     except sqlite3.Error as error:
         raise Refused("storage_unavailable", f"the copy cannot be used: {error}") from error
     finally:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from push.errors import Refused
 
@@ -38,6 +38,14 @@ SQLite cuts a longer one when it starts anew."""
 _SYNCHRONOUS: Final = {"NORMAL": 1, "FULL": 2, "EXTRA": 3}
 
 
+class Touches(NamedTuple):
+    """How many times a store was opened, or cleanly closed. A copy of it that is put back has fewer
+    than it once had (R30)."""
+
+    incarnation: str
+    touches: int
+
+
 @dataclass(slots=True)
 class StoreConnections:
     """The connections to the store's file, which this process alone holds."""
@@ -55,9 +63,17 @@ class StoreConnections:
     """Another descriptor of the file, by which it is fsynced while the writer's connection
     works."""
     incarnation: str
+    touches: int
+    """The number in its `Touches`."""
     lock: int
     synchronous: str
     was_clean: bool
+
+    def mark_clean(self) -> None:
+        """Write the mark of a clean stop, as the last write. The next start need not check the
+        structure."""
+        self.touches = _touch(self.writer)
+        self.writer.execute("UPDATE meta SET value = '1' WHERE name = 'clean'")
 
     def close(self, *, is_broken: bool = False) -> None:
         """Close the connections, then the file and the lock. `is_broken`: nothing may be copied out
@@ -79,15 +95,21 @@ class StoreConnections:
         os.close(self.lock)
 
 
+# enforces: R30
 def open_store(
-    path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = STEPS
+    path: Path,
+    *,
+    synchronous: str = "FULL",
+    steps: Sequence[str] = STEPS,
+    before: Touches | None = None,
 ) -> StoreConnections:
-    """Open the store in this file, or make it if it does not exist. Blocks.
+    """Open the store in this file, or make it if it does not exist. Blocks. `before`: the store
+    that is known to have been here.
 
     Raises:
-        Refused: storage_unavailable: in use, damaged, of a newer version, not a store, on a file
-            system that cannot do what durability needs, or SQLite is too old. Stored messages were
-            not changed.
+        Refused: storage_unavailable: in use, damaged, of a newer version, not a store, an older
+            copy of itself, on a file system that cannot do what durability needs, or SQLite is too
+            old. Stored messages were not changed.
     """
     if sqlite3.sqlite_version_info < SQLITE_MIN:
         raise _unavailable(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 or newer is needed")
@@ -105,8 +127,11 @@ def open_store(
             _check_kind(writer, path, len(steps))
             _configure_writer(writer, synchronous)
             was_clean = _check_structure(writer, path)
+            if before is not None:
+                _check_touches(writer, path, before)
             _migrate(writer, steps)
             writer.execute("UPDATE meta SET value = '0' WHERE name = 'clean'")
+            touches = _touch(writer)
             (incarnation,) = writer.execute(
                 "SELECT value FROM meta WHERE name = 'incarnation'"
             ).fetchone()
@@ -125,14 +150,18 @@ def open_store(
             raise _unavailable(f"{path} cannot be opened: {error}") from error
         undo.pop_all()
     return StoreConnections(
-        path, writer, reader, mark, slicer, file, incarnation, lock, synchronous, was_clean
+        path, writer, reader, mark, slicer, file, incarnation, touches, lock, synchronous, was_clean
     )
 
 
-def mark_clean(writer: sqlite3.Connection) -> None:
-    """Write the mark of a clean stop, as the last write. The next start need not check the
-    structure."""
-    writer.execute("UPDATE meta SET value = '1' WHERE name = 'clean'")
+def _touch(writer: sqlite3.Connection) -> int:
+    """Count one more touch, in a transaction of its own. Returns how many there are now. A store of
+    a version that did not count them begins with 0."""
+    ((touches,),) = writer.execute(
+        "INSERT INTO meta VALUES ('touches', '1') "
+        "ON CONFLICT (name) DO UPDATE SET value = value + 1 RETURNING value"
+    ).fetchall()
+    return int(touches)
 
 
 def _unavailable(sentence: str) -> Refused:
@@ -263,6 +292,23 @@ def _check_structure(writer: sqlite3.Connection, path: Path) -> bool:
         if finding != "ok":
             raise sqlite3.DatabaseError(finding)
     return False
+
+
+def _check_touches(writer: sqlite3.Connection, path: Path, before: Touches) -> None:
+    """Refuse a store with fewer touches than it once had, because it is an older copy (R30). A
+    store that is new, or another one, is not refused here."""
+    if not writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        return
+    rows = dict(writer.execute("SELECT name, value FROM meta").fetchall())
+    touches = int(rows.get("touches", 0))
+    if rows["incarnation"] == before.incarnation and touches < before.touches:
+        raise _unavailable(
+            f"{path} is an older copy of the store: it was opened and closed {touches} times, and "
+            f"the one that was here before {before.touches} times. Put that one back. If it is "
+            "lost, `tocsin admin restore` makes a data folder of a backup that clients recognize "
+            f"as an older history. To go on with this copy, remove {path.with_name('store.mark')}: "
+            "offsets will be given out twice"
+        )
 
 
 # enforces: R4

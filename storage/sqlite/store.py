@@ -51,7 +51,7 @@ from push.storage_port import (
 from storage.sqlite import reader as looking
 from storage.sqlite import reader as reading
 from storage.sqlite.backup import BackupCopy, CopyProgress
-from storage.sqlite.open import STEPS, StoreConnections, open_store
+from storage.sqlite.open import STEPS, StoreConnections, Touches, open_store
 from storage.sqlite.reader import quarantine
 from storage.sqlite.state import FreeSpace, WriteState
 from storage.sqlite.trim import SLICES, Trimmer, purge
@@ -118,6 +118,7 @@ class SqliteStorage:
         wall: Callable[[], float] = time.time,
         steps: Sequence[str] = STEPS,
         sealer: Sealer = PLAIN,
+        before: Touches | None = None,
     ) -> "SqliteStorage":
         """Open the store in this file, or make it.
 
@@ -126,13 +127,15 @@ class SqliteStorage:
         on the event loop, with a sentence, when a commit failed or the file turned out to be
         broken. Nothing is accepted any more then, and the process should stop (R31). `wall`: unix
         clock in seconds. `steps`: the schema and its migrations. `sealer`: called by the writer and
-        the reader, in their threads.
+        the reader, in their threads. `before`: the store that is known to have been
+        here.
 
         Raises:
-            Refused: storage_unavailable, with a sentence: in use, damaged, of a newer version.
+            Refused: storage_unavailable, with a sentence: in use, damaged, of a newer version, an
+                older copy of the store.
         """
         connections = await asyncio.to_thread(
-            open_store, Path(path), synchronous=synchronous, steps=steps
+            open_store, Path(path), synchronous=synchronous, steps=steps, before=before
         )
         try:
             return cls(
@@ -163,6 +166,11 @@ class SqliteStorage:
         """Return the incarnation, which is made with the store. Only a restore makes another one
         (R30)."""
         return self._connections.incarnation
+
+    @property
+    def touches(self) -> int:
+        """Number of its touches by now (`storage.sqlite.open.Touches`)."""
+        return self._connections.touches
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
         await self._writer.submit(partial(self._state.create_queue, queue_id, partitions))

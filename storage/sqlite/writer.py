@@ -47,7 +47,7 @@ from push.places import Partition
 from push.storage_port import WakeUp
 from storage.sqlite.backup import BackupCopy
 from storage.sqlite.checkpoint import Checkpointer
-from storage.sqlite.open import WAL_BYTES_MAX, StoreConnections, mark_clean
+from storage.sqlite.open import WAL_BYTES_MAX, StoreConnections
 from storage.sqlite.state import WriteState
 from storage.sqlite.trim import Trimmer
 
@@ -233,6 +233,7 @@ class StoreWriter:
         self.took = (Took("fsync", "", "", self._commit_s),)
         """Duration of each COMMIT, its fsync included. The writer's thread adds to it, and any
         thread may read it."""
+        self._connections = connections
         self._connection: sqlite3.Connection = connections.writer
         self._state = state
         self._trimmer = trimmer
@@ -337,7 +338,7 @@ class StoreWriter:
         self._checkpointer.close()
         if not self.failure:
             try:
-                mark_clean(self._connection)
+                self._connections.mark_clean()
             except sqlite3.Error as error:
                 self.fail(f"the store could not be closed: {error}")
 

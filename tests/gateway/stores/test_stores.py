@@ -1,10 +1,12 @@
 """What a broker keeps its messages in, opened on real servers: nothing is opened that cannot keep
 the promises, and nobody takes another's store for its own."""
 
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
+from shutil import copyfile
 
 import click
 import pytest
@@ -312,6 +314,57 @@ def test_a_mark_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / STORE_MARK_FILE).write_bytes(b'{"incar')
     with pytest.raises(Refused, match="If you know that the store is the right one"):
         read_store_mark(tmp_path)
+
+
+async def started_and_stopped(tmp_path: Path) -> int:
+    """Open and close the embedded stores; returns the touches that the store has then."""
+    async with opened(tmp_path, "sqlite:") as stores:
+        if stores.keyring is not None:
+            await stores.keyring.close()
+        await stores.metadata.close()
+    return read_marks(tmp_path).touches["store.sqlite"]
+
+
+async def test_an_older_copy_of_the_embedded_store_is_refused(tmp_path: Path) -> None:
+    """P13, R30. On both sides: the copy of the last stop, and the one before. A refused start
+    changes nothing, however often it is tried."""
+    store, copy = tmp_path / "gateway" / "store.sqlite", tmp_path / "copy"
+    assert await started_and_stopped(tmp_path) == 2
+    copyfile(store, copy)
+    copyfile(copy, store)
+    assert await started_and_stopped(tmp_path) == 4
+    copyfile(copy, store)
+    for _ in range(3):
+        with pytest.raises(Refused, match="an older copy of the store: it was opened and closed 2"):
+            await started_and_stopped(tmp_path)
+    assert read_marks(tmp_path).touches == {"store.sqlite": 4}
+    (tmp_path / "gateway" / STORE_MARK_FILE).unlink()
+    assert await started_and_stopped(tmp_path) == 4
+
+
+async def test_a_store_that_another_version_did_not_count_is_taken(tmp_path: Path) -> None:
+    """R4. It has neither a number nor a mark."""
+    await started_and_stopped(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "gateway" / "store.sqlite")) as connection, connection:
+        connection.execute("DELETE FROM meta WHERE name = 'touches'")
+    (tmp_path / "gateway" / STORE_MARK_FILE).unlink()
+    assert await started_and_stopped(tmp_path) == 2
+
+
+async def test_an_embedded_store_is_opened_though_its_mark_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R31: a broker starts on a full disk. The mark is written when there is room again."""
+    blocked = tmp_path / "gateway" / f"{STORE_MARK_FILE}.new"
+    blocked.mkdir(parents=True)
+    async with opened(tmp_path, "sqlite:") as stores:
+        assert "store.mark cannot be written" in caplog.text
+        assert read_store_mark(tmp_path / "gateway") is None
+        blocked.rmdir()
+        if stores.keyring is not None:
+            await stores.keyring.close()
+        await stores.metadata.close()
+    assert read_marks(tmp_path).touches == {"store.sqlite": 2}
 
 
 def at(node: Node) -> str:
