@@ -62,8 +62,10 @@ large one, and would have grown by the time the first has ended."""
 LIGHT_COMMITS_MAX: Final = 4
 """Largest number of a lane's commits under way beside heavy queues: the shared one and those of
 light ones, which go with the storage's next transaction, whatever of heavy queues is in that."""
-HELD_S: Final = 0.02
-"""Longest time in seconds that cursor writes wait for a commit of published records."""
+HELD_S: Final = 0.25
+"""Longest time in seconds that cursor writes wait for a commit of published records: longer than a
+slow disk needs for the one under way. Handed over before that has ended, they would be a
+transaction of their own in front of the next one. measured: docs/benchmarks/tuning.md"""
 SMALL_BYTES: Final = 256 * 1024
 """Largest weight of a lane's last commit with which cursor writes wait for the next one. Behind a
 larger one acks would wait for longer than a transaction of their own takes."""

@@ -242,6 +242,24 @@ async def test_what_is_settled_during_a_commit_goes_right_behind_what_is_publish
     await asyncio.gather(*published)
 
 
+async def test_what_is_settled_during_a_commit_on_a_slow_disk_waits_for_its_end(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: a sync may take 50 ms, and more than one is possible; without a commit nothing waits."""
+    queue = await house.queue()
+    commits = house.broker.publisher.commits
+    await house.publish(queue, numbered(1))
+    storing = Storing(house, monkeypatch)
+    published = house.submit(queue, numbered(1, first=1))
+    await eventually(lambda: storing.calls)
+    (lane,) = commits.lanes()
+    wait_s = commits.cursors_wait_s(lane)
+    storing.gate.set()
+    await published
+    assert wait_s > 0.1
+    await eventually(lambda: not commits.cursors_wait_s(lane))
+
+
 async def test_what_is_settled_as_something_is_published_goes_behind_it(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
