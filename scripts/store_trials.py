@@ -93,6 +93,9 @@ class TrialStorage(MemoryStorage):
     """The storage in memory, which answers when its commits are written. What comes during a commit
     is the next one. `write`: None: it answers at once."""
 
+    touches = 1
+    """It is opened once, and never again."""
+
     def __init__(self, write: Write | None, **how: Any) -> None:
         super().__init__(**how)
         self._write = write
