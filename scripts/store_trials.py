@@ -94,7 +94,7 @@ class TrialStorage(MemoryStorage):
     is the next one. `write`: None: it answers at once."""
 
     touches = 1
-    """It is opened once, and never again."""
+    """Number of touches of the embedded store: a trial is opened once."""
 
     def __init__(self, write: Write | None, **how: Any) -> None:
         super().__init__(**how)
@@ -156,7 +156,7 @@ def serve(name: str) -> None:
             begin = WRITES[name]
             return TrialStorage(begin(path.parent) if begin else None, sealer=sealer)
 
-    setattr(gateway.stores.open, "SqliteStorage", Opened)  # noqa: B010
+    vars(gateway.stores.open)["SqliteStorage"] = Opened
 
 
 def measure(name: str, rate: int, seconds: float) -> tuple[float, float, float]:

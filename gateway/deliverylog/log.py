@@ -521,8 +521,7 @@ class DeliveryLog:
     def _write_origin(
         self, origin: PublishOrigin, placed: CommittedOrigins | None, messages: int
     ) -> None:
-        if self._timer is None:
-            self.prepare()
+        self.prepare()
         queue, base_us, offset_us = origin.queue, self.clock.base_us, origin.clock_offset_us
         produced_us = origin.produced_us
         if produced_us is not None and offset_us is not None:
@@ -641,8 +640,7 @@ class DeliveryLog:
             del self.held[session]
 
     def _write_dispatches(self, spans: Iterable[DispatchedSpan], written_us: int | None) -> None:
-        if self._timer is None:
-            self.prepare()
+        self.prepare()
         base_us, stepped_us = self.clock.base_us, self.clock.stepped_us
         for span in spans:
             span.is_open = False
@@ -680,8 +678,7 @@ class DeliveryLog:
         """Add a settled span that has begun. Its line is written with the next hand-over, or with
         `write_settlement`."""
         self._settling[span] = None
-        if self._timer is None:
-            self.prepare()
+        self.prepare()
 
     def write_settlement(self, span: SettledSpan) -> None:
         """Write the line of a settled span, which ends it. If it has ended already, nothing
@@ -704,7 +701,7 @@ class DeliveryLog:
             transport=carrier_of(session, is_internal=span.is_internal),
             outcome=span.outcome,
             reason=span.reason,
-            settled_unix_us=self.clock.base_us + span.at_us,
+            settled_unix_us=self.clock.unix_us(span.at_us),
         )
         self.put(encode(line), SETTLED, span.messages)
 

@@ -91,9 +91,7 @@ class Session:
         self._metadata = broker.metadata
         self._publisher = broker.publisher
         self._delivery_log = broker.delivery_log
-        self._transport = transport
-        self.transport = transport.transport
-        """The kind of transport that carries it; None if none does."""
+        self._carry_by(transport)
         address = transport.address.text or None
         self.account = services.accounting.session(services.has_queue, address, admission)
         self._quota = SessionQuota(services.limiter)
@@ -131,9 +129,7 @@ class Session:
     @property
     def principal(self) -> Principal:
         """The principal of its client. It must not be used before `hello` was accepted."""
-        admission = self._credential.admission
-        assert admission is not None
-        return admission.principal
+        return self.admission.principal
 
     @property
     def is_welcome(self) -> bool:
@@ -721,9 +717,13 @@ class Session:
             self._leave(moves=can_linger)
             return
         right_lasts_s = max(0.0, self._protocol.right_ends - asyncio.get_running_loop().time())
-        self._transport = self._services.sessions.linger(self, min(self.linger_s, right_lasts_s))
-        self.transport = None
+        self._carry_by(self._services.sessions.linger(self, min(self.linger_s, right_lasts_s)))
         self._suspend()
+
+    def _carry_by(self, transport: SessionTransport) -> None:
+        self._transport = transport
+        self.transport = transport.transport
+        """The kind of transport that carries it; None if none does."""
 
     def _suspend(self) -> None:
         self.account.disconnect()
@@ -741,8 +741,7 @@ class Session:
         transport that is still there is detached, because its client reads it no more."""
         self._transport.detach(frames.REPLACED)
         self._suspend()
-        self._transport = transport
-        self.transport = transport.transport
+        self._carry_by(transport)
         self.linger_s = linger_s
         self._producer = producer or self._producer
         now = asyncio.get_running_loop().time()

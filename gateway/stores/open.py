@@ -46,6 +46,7 @@ from gateway.stores.clusters import (
     touches_of,
 )
 from gateway.stores.marks import (
+    STORE_MARK_FILE,
     ClusterMark,
     MarkKeeper,
     catalog_keeper,
@@ -70,7 +71,7 @@ from storage.redis.store import RedisPool
 from storage.redis.target import Target
 from storage.sharded import ShardedStorage
 from storage.sqlite.open import FILE as STORE_FILE
-from storage.sqlite.open import Touches, lock_store
+from storage.sqlite.open import OlderCopy, Touches, lock_store
 from storage.sqlite.store import SqliteStorage
 
 _RANDOM: Final = Random()
@@ -134,10 +135,17 @@ async def _open_embedded(config: Config, on_fatal: OnFatal) -> Stores:
             sealer=keyring.sealer if keyring is not None else PLAIN,
             before=Touches(mark.incarnation, mark.touches.get(STORE_FILE, 0)) if mark else None,
         )
-    except BaseException:
+    except BaseException as error:
         if keyring is not None:
             await keyring.close()
         await metadata.close()
+        if isinstance(error, OlderCopy):
+            raise Refused(
+                "storage_unavailable",
+                f"{error.detail}. Put that one back. If it is lost, `tocsin admin restore` makes a "
+                "data folder of a backup that clients recognize as an older history. To go on with "
+                f"this copy, remove {data_dir / STORE_MARK_FILE}: offsets will be given out twice",
+            ) from None
         raise
     incarnation = await storage.incarnation()
     keeper = MarkKeeper(data_dir, incarnation, lambda: {STORE_FILE: storage.touches})

@@ -340,9 +340,8 @@ class SessionProtocol:
             return SendPing()
         if before is None or self._taken_bytes is None or self._taken_bytes <= before:
             return self._close(frames.HEARTBEAT)
-        self._answer_until = (
-            now + self._timing.heartbeat_timeout_s
-        )  # it takes bytes, so it is alive
+        # It takes bytes, so it is alive.
+        self._answer_until = now + self._timing.heartbeat_timeout_s
         return None
 
     def check(self) -> None:

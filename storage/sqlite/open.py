@@ -46,6 +46,13 @@ class Touches(NamedTuple):
     touches: int
 
 
+class OlderCopy(Refused):
+    """The refusal of a store that is an older copy of the one that was here."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("storage_unavailable", detail)
+
+
 @dataclass(slots=True)
 class StoreConnections:
     """The connections to the store's file, which this process alone holds."""
@@ -302,12 +309,9 @@ def _check_touches(writer: sqlite3.Connection, path: Path, before: Touches) -> N
     rows = dict(writer.execute("SELECT name, value FROM meta").fetchall())
     touches = int(rows.get("touches", 0))
     if rows["incarnation"] == before.incarnation and touches < before.touches:
-        raise _unavailable(
+        raise OlderCopy(
             f"{path} is an older copy of the store: it was opened and closed {touches} times, and "
-            f"the one that was here before {before.touches} times. Put that one back. If it is "
-            "lost, `tocsin admin restore` makes a data folder of a backup that clients recognize "
-            f"as an older history. To go on with this copy, remove {path.with_name('store.mark')}: "
-            "offsets will be given out twice"
+            f"the one that was here before {before.touches} times"
         )
 
 

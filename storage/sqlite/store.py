@@ -127,8 +127,8 @@ class SqliteStorage:
         on the event loop, with a sentence, when a commit failed or the file turned out to be
         broken. Nothing is accepted any more then, and the process should stop (R31). `wall`: unix
         clock in seconds. `steps`: the schema and its migrations. `sealer`: called by the writer and
-        the reader, in their threads. `before`: the store that is known to have been
-        here.
+        the reader, in their threads. `before`: the store that is known to have
+        been here.
 
         Raises:
             Refused: storage_unavailable, with a sentence: in use, damaged, of a newer version, an

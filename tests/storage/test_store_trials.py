@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from scripts import store_trials
 from scripts.store_trials import STORES, WRITES, TrialStorage, table, write_file
 from tests.contract.stores import P0, append
+from tests.waiting import becomes
 
 
 async def test_what_comes_during_a_commit_is_the_next_one_and_answered_behind_it() -> None:
@@ -23,8 +24,7 @@ async def test_what_comes_during_a_commit_is_the_next_one_and_answered_behind_it
     store = TrialStorage(write)
     await store.create_queue("q-1", 1)
     first = [asyncio.ensure_future(store.append([append(messages=1)])) for _ in range(2)]
-    while not taken:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await becomes(lambda: taken)
     later = [asyncio.ensure_future(store.append([append(messages=1)])) for _ in range(3)]
     await asyncio.sleep(0)
     assert not any(one.done() for one in [*first, *later])

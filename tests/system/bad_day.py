@@ -4,7 +4,6 @@ was answered."""
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from loadtests.server import SERVE, Server, ServerFailed
 from tests.system.disk import Disk
 from tests.system.talk import Frame, Talk, http_to, talking
+from tests.waiting import becomes
 
 BROKEN: Final = Path(__file__).with_name("broken.py")
 QUEUE: Final = "/v1/queues/orders"
@@ -44,7 +44,7 @@ class Day:
     acked: set[int] = field(default_factory=set)
     """Messages for which an ack was sent."""
     settled: set[int] = field(default_factory=set)
-    """Those of them whose ack was confirmed."""
+    """Messages whose ack was confirmed."""
     asked_at: dict[int, float] = field(default_factory=dict)
     settled_s: dict[int, float] = field(default_factory=dict)
     """Message → seconds until its ack was confirmed."""
@@ -110,12 +110,6 @@ class Day:
         """Whether every message has its receipt, and every ack that is due its answer."""
         due = {number for number in range(self.published) if number % KEPT_EVERY}
         return len(self.receipts) == self.published and self.settled == due
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until something is true of the answers."""
-        async with asyncio.timeout(END_S):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
 
     async def judge(self, talk: Talk) -> None:
         """Ask a broker that has started again for everything, and compare (P1, P3, P4, P5)."""
@@ -200,25 +194,29 @@ async def bad_day(
             consuming = asyncio.create_task(day.consume(talk))
             try:
                 await day.publish(talk, QUIET, every_s)
-                await day.until(lambda: day.is_quiet)
+                await becomes(lambda: day.is_quiet, END_S)
                 day.quiet = day.published
                 begin(disk)
-                with contextlib.suppress(ConnectionClosed, TimeoutError):
+                with contextlib.suppress(ConnectionClosed, AssertionError):
                     await day.publish(talk, messages, every_s)
-                    await day.until(
+                    await becomes(
                         lambda: (
                             consuming.done()
                             or _is_over(server)
                             or (day.is_quiet and not waits_for_end)
-                        )
+                        ),
+                        END_S,
                     )
             finally:
                 consuming.cancel()
-                await asyncio.gather(consuming, return_exceptions=True)
+                (ended,) = await asyncio.gather(consuming, return_exceptions=True)
+                if isinstance(ended, AssertionError):
+                    raise ended
                 if _is_over(server):
                     talk.connection.transport.abort()  # nobody answers its goodbye
         if not day.is_quiet or waits_for_end:
-            await asyncio.to_thread(_wait_for_end, server)
+            with contextlib.suppress(AssertionError):  # it goes on, and has no exit code
+                await becomes(lambda: _is_over(server), END_S)
         day.exit_code = server.exit_code()
         disk.heal()
         with remains(server) as left:
@@ -248,9 +246,3 @@ def _is_over(server: Server) -> bool:
         return True
     stat = Path(f"/proc/{server.pid}/stat").read_text()
     return stat.rpartition(")")[2].split()[0] == "T"
-
-
-def _wait_for_end(server: Server) -> None:
-    deadline = time.monotonic() + END_S
-    while not _is_over(server) and time.monotonic() < deadline:
-        time.sleep(0.01)

@@ -8,13 +8,22 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.delivery.consumer import Settlement
+from gateway.delivery.consumer import Consumer, Settlement
 from gateway.delivery.cursor_writer import CursorWriter
 from gateway.publish.commits import GroupCommit
-from metadata.catalog import ANYBODY
+from metadata.catalog import ANYBODY, Queue
 from push.places import Partition
 from push.storage_port import CursorWrite, Storage, Written
-from tests.histories.house import House, codes, delivery, eventually, message, numbered
+from tests.histories.house import (
+    House,
+    Place,
+    Session,
+    codes,
+    delivery,
+    eventually,
+    message,
+    numbered,
+)
 from tests.histories.test_lanes import Acks
 
 
@@ -207,6 +216,15 @@ class Storing:
         monkeypatch.setattr(house.memory, "write_cursors", writing)
 
 
+async def one_given(house: House) -> tuple[Queue, Session, Consumer, Place]:
+    """A queue, and a consumer that was given the one message of it, at this place."""
+    queue = await house.queue()
+    session, consumer = await house.subscribe(queue, await house.group(queue))
+    await house.publish(queue, numbered(1))
+    ((place, _, _),) = await session.take(1)
+    return queue, session, consumer, place
+
+
 async def turns() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -263,11 +281,7 @@ async def test_what_is_settled_during_a_commit_on_a_slow_disk_waits_for_its_end(
 async def test_what_is_settled_as_something_is_published_goes_behind_it(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await house.queue()
-    group = await house.group(queue)
-    session, consumer = await house.subscribe(queue, group)
-    await house.publish(queue, numbered(1))
-    ((place, _, _),) = await session.take(1)
+    queue, _, consumer, place = await one_given(house)
     storing = Storing(house, monkeypatch)
     storing.gate.set()
     answers: list[Settlement] = []
@@ -309,11 +323,7 @@ async def test_what_is_settled_while_a_commit_keeps_its_distance_goes_behind_it(
     monkeypatch.setattr("push.commit_sharing.PACE_S", 1.0)
     monkeypatch.setattr("push.commit_sharing.EXPECTED_S", 0.0)
     monkeypatch.setattr("gateway.publish.commits.HELD_S", 3600)
-    queue = await house.queue()
-    group = await house.group(queue)
-    session, consumer = await house.subscribe(queue, group)
-    await house.publish(queue, numbered(1))
-    ((place, _, _),) = await session.take(1)
+    queue, session, consumer, place = await one_given(house)
     storing = Storing(house, monkeypatch)
     published = [house.submit(queue, numbered(1, first=1))]
     await eventually(lambda: storing.calls)
