@@ -97,10 +97,13 @@ def redis_binary(request: pytest.FixtureRequest) -> Binary:
 
 @pytest.fixture(scope="session", autouse=True)
 def busy_servers_are_not_dead() -> Iterator[None]:
-    """Give nodes and Sentinels more time to reply: the machine may stand still for a second."""
+    """Give nodes and Sentinels more time to reply, and the metadata service's nodes to read: the
+    machine may stand still for seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage.redis.cluster.NODE_S", 30.0)
         patch.setattr("storage.redis.discovery.SENTINEL_S", 30.0)
+        patch.setattr("metadata.service.node.CUT_OFF_S", 30.0)
+        patch.setattr("metadata.service.node.READ_S", 30.0)
         yield
 
 

@@ -91,6 +91,27 @@ class Book:
         """Stuck keys whose head was given again. From then on no other message of them may come."""
         self.done: dict[bytes, int] = {}
         """Stuck key → the newest offset handled while letting go."""
+        self.stale: Counter[tuple[int, int]] = Counter()
+        self.repeats: Counter[tuple[int, int]] = Counter()
+        """While letting go, for each (partition, offset): the number of acks that came too late,
+        because the lease had ended, and how many more times the message was handled. The two are
+        equal in the end: at-least-once delivery repeats what no ack has settled."""
+
+    def handle(self, key: bytes, partition: int, offset: int) -> None:
+        """Note that a stuck message is handled while letting go."""
+        newest = self.done.get(key, -1)
+        if offset == newest:
+            self.repeats[partition, offset] += 1
+            return
+        if offset < newest:
+            self.violated(f"{offset} of {key!r} was given behind {newest} (P3)")
+        self.done[key] = offset
+        self.let_go += 1
+
+    @property
+    def is_let_go(self) -> bool:
+        """Whether each message whose ack came too late was handled again, and no other one was."""
+        return self.stale == self.repeats
 
     def violated(self, why: str) -> None:
         """Note a violation, unless EXAMPLES_MAX are noted already."""
@@ -129,7 +150,6 @@ class Handler(Client):
         self._book = book
         self.settled = 0
         """Number of messages of healthy keys whose ack was confirmed."""
-        self.stale = 0
         self.nacked = 0
         self.held: dict[tuple[int, int, int, int], bytes] = {}
         """(partition, epoch, push, offset) of a delivery that hangs, or waits to be revoked →
@@ -213,7 +233,7 @@ class Handler(Client):
             book.violated(f"a message of the parked key {key!r} was given: {place}")
             return
         if book.letting_go:
-            self._handle(key, offset)
+            book.handle(key, place[0], offset)
             self._ack(acks, offset)
             return
         head = book.heads.setdefault(key, offset)
@@ -228,12 +248,6 @@ class Handler(Client):
             self._freed += 1
         else:
             self.held[place] = key
-
-    def _handle(self, key: bytes, offset: int) -> None:
-        if offset <= self._book.done.get(key, -1):
-            self._book.violated(f"{offset} of {key!r} was given behind {self._book.done[key]} (P3)")
-        self._book.done[key] = offset
-        self._book.let_go += 1
 
     def _reply(self, data: bytes) -> None:
         if data.startswith(b'{"type":"revoked"'):
@@ -252,7 +266,7 @@ class Handler(Client):
     def let_go(self) -> None:
         """Handle and ack the messages that this consumer holds."""
         for place, key in sorted(self.held.items(), key=lambda item: item[0][3]):
-            self._handle(key, place[3])
+            self._book.handle(key, place[0], place[3])
             self._freed += 1
             self._acks.append([*place, place[3]])
         self.held.clear()
@@ -285,11 +299,10 @@ class Handler(Client):
             super()._answered(ref, reply, data)
             return
         self.settled += healthy
-        self.stale += sum(
-            last - first + 1
-            for entry in reply.stale
-            for first, last in zip(entry[3::2], entry[4::2], strict=True)
-        )
+        if self._book.letting_go:
+            for partition, _epoch, _push, *ranges in reply.stale:
+                for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+                    self._book.stale.update((partition, at) for at in range(first, last + 1))
 
 
 class _Push(msgspec.Struct, gc=False):

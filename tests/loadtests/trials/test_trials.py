@@ -136,6 +136,22 @@ async def test_letting_go_out_of_order_is_found(handler: Handler) -> None:
     assert "P3" in handler._book.violations[0]
 
 
+async def test_a_message_let_go_is_handled_again_if_its_ack_came_too_late_and_else_not(
+    handler: Handler,
+) -> None:
+    book = handler._book
+    handler._message(push(0, "h0002"))
+    book.letting_go = True
+    handler.let_go()
+    handler._message(push(0, "h0002", number=2))  # its lease ended before the ack arrived
+    assert (book.let_go, book.is_let_go) == (1, False)
+    handler._message(b'{"type":"ok","ref":1,"settled":0,"stale":[[0,1,1,0,0]]}')
+    assert (book.let_go, book.is_let_go) == (1, True)
+    handler._message(push(0, "h0002", number=3))
+    assert not book.is_let_go
+    assert not book.violations
+
+
 async def test_in_the_free_group_every_kind_is_handled_and_the_healthy_counted() -> None:
     handler = Handler("h", DECK, Book(stuck=False))
     line = connected(handler)

@@ -44,10 +44,11 @@ def way_of(nodes: Service) -> Mad:
 
 
 async def test_a_node_that_is_cut_off_from_its_database_tells_nothing_it_remembers(
-    nodes: Service,
+    nodes: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its gateways would go on with what was revoked. They ask another one, and hear of what
     is changed there within the time that the node needs to know."""
+    monkeypatch.setattr("metadata.service.node.CUT_OFF_S", CUT_OFF_S)
     here, there = await nodes.gateway("n1", "n2", seed=1), await nodes.gateway("n2")
     await there.tokens.create(TOKEN)
     await becomes(lambda: here.tokens.find("abcdefgh"))
