@@ -60,9 +60,9 @@ def _limits(_context: click.Context, _option: click.Parameter, text: str) -> str
     required=True,
     callback=_rights,
     metavar="VERBS:QUEUES",
-    help="A right of its holder: one or more of publish, consume, read and manage, on queues whose "
-    "name matches the pattern. publish and read can be limited to keys, as in read:feed:user-7. "
-    "Repeatable.",
+    help="A right of its holder: one or more of publish, consume, read, manage and observe, on "
+    "queues whose name matches the pattern. publish and read can be limited to keys, as in "
+    "read:feed:user-7. observe shows figures only. Repeatable.",
 )
 @click.option("--tenant", default="default", show_default=True, help="The tenant of the queues.")
 @click.option(

@@ -52,7 +52,8 @@ def trials() -> None:
     """Hold the broker, and the SDK, to a promise on a bad day.
 
     Each trial starts a broker of its own, reports its progress, and prints what it measured and
-    which promises were kept. The exit code is 1 if a promise was broken. `make trials` runs all.
+    which promises were kept. The exit code is 1 if a promise was broken. `make trials` runs most of
+    them, one after another.
     """
 
 
