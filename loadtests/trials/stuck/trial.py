@@ -284,7 +284,7 @@ class _Trial:
             lambda: (
                 crew.book.let_go >= wanted
                 and not any(h.unanswered for h in crew.handlers)
-                and crew.book.is_let_go
+                and not crew.book.stale - crew.book.repeats
             ),
             f"handling {wanted} messages that had been stuck", timeout_s, crew.clients,
         )  # fmt: skip
