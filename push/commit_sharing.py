@@ -59,28 +59,28 @@ load that a producer has in flight, so a client that does not stop at `has_enoug
 our SDKs are not."""
 HOLD_S: Final = 0.01
 """Seconds after the begin of a shared commit for which heavy owners get nothing more, if records of
-light ones are under way. They wait for longer only if light owners bring nothing more meanwhile,
-since no timer ends the wait. A heavy commit that began meanwhile would be in front of the light
-ones' answer and push, in the storage's thread and in the loop. So light owners wait for what was
-there when they came, and for nothing that came later."""
+light ones are under way. A heavy commit that began meanwhile would be in front of the light ones'
+answer and push, in the storage's thread and in the loop. So light owners wait for what was there
+when they came, and for nothing that came later. No timer ends this: heavy owners go on with the
+next publish or the next end of a commit, whichever comes first."""
 REST_S: Final = 0.006
 """Seconds after the begin of any commit in a lane for which none with heavy owners alone begins
 there, if light owners come often. Heavy records that go with theirs cost them a little. Heavy
 records under way when they come cost them a commit, and later a slice of what is carried into the
-file. measured: docs/benchmarks/noisy.md"""
+file. measured: docs/benchmarks/tuning.md#floods"""
 LIGHT_S: Final = 0.05
 """Seconds after light owners brought something in which they are expected to bring more."""
 LIGHT_GAP_S: Final = 0.012
-"""Most seconds between two commits of light owners, if these come often. Heavy owners that rested
-for rarer ones would lose much, and rare ones find one commit of one record before theirs, where a
-rest would spare several milliseconds."""
+"""Most seconds between two commits of light owners, if these come often. For rarer ones heavy owners
+do not rest, because they would lose much. Rare light ones then wait for one heavy commit of one
+record."""
 PACE_S: Final = 0.002
 """Shortest time from the begin of a commit to that of the next one, if messages waited for it.
 measured: docs/benchmarks/tuning.md"""
 ENOUGH_MESSAGES: Final = 32
 """Number of waiting messages from which the next commit begins at once."""
 ENOUGH_BYTES: Final = 64 * 1024
-"""Bytes from which it does so: a flood has to be judged when it comes (`FairShare`)."""
+"""Bytes from which it does so: `FairShare` finds a flood only where a commit is chosen."""
 EXPECTED_S: Final = 0.01
 """Longest time between two commits after which a third is expected within the same time."""
 DISTRUST_S: Final = 1.0
@@ -149,7 +149,8 @@ class FairQueue(Generic[OwnerT]):
 
 
 class _RecentSizes(Generic[OwnerT]):
-    """The sizes by owner of the commits of the last half of WINDOW_S, or of a whole one."""
+    """The sizes by owner of recent commits, summed over two halves of WINDOW_S. The older half is
+    dropped as a new one begins."""
 
     def __init__(self) -> None:
         self._before: dict[OwnerT, int] = {}

@@ -1,10 +1,10 @@
 """Cursor writer, which gathers the cursor writes of all deliveries of this gateway.
 
 A cursor that moved is written with the next flush. The flush comes at once when something waits for
-it (a confirmed ack, a redelivery, an overflowing line). Otherwise it comes after a few
-milliseconds, so that thousands of acks become one row. The storage puts the writes into its next
-group commit. Writes of one lane (`push.storage_port.Lane`) succeed or fail together, and hold up no
-other lane's.
+it (a confirmed ack, a redelivery, an overflowing line). Otherwise it comes after FLUSH_AFTER_S, so
+that thousands of acks become one row. The storage puts the writes into its next transaction.
+Writes of one lane (`push.storage_port.Lane`) succeed or fail together, and hold up no other
+lane's.
 
 If a commit of published records is under way in the lane, or one is expected soon
 (`push.commit_sharing`), the writes wait here and go with the records published next. Handed over
@@ -26,8 +26,8 @@ from push.storage_port import CursorWrite, Storage, Written
 
 FLUSH_AFTER_S: Final = 0.02
 """Seconds after which a changed cursor is flushed, if nothing waits for the write. The write may
-then wait for a commit (commits.HELD_S). A crash may lose the acks of both times that were not to be
-confirmed, so that their messages come again."""
+then wait for a commit (commits.HELD_S). A crash may lose the unconfirmed acks of both times, so that
+their messages come again."""
 RETRY_AFTER_S: Final = 0.5
 
 
@@ -81,10 +81,10 @@ class CursorWriter:
     def _loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
-    def mark(self, writer: CursorSource, *, urgent: bool = False) -> None:
+    def mark(self, source: CursorSource, *, urgent: bool = False) -> None:
         """Write a cursor with the next flush. `urgent`: something waits for the write, so the flush
         is in the next turn of the loop."""
-        self._dirty[writer] = None
+        self._dirty[source] = None
         if urgent:
             if self._soon is None:
                 self._soon = self._loop.call_soon(self._flush)
@@ -122,9 +122,9 @@ class CursorWriter:
         self._timer = self._soon = None
         dirty, self._dirty = self._dirty, {}
         lanes: set[int] = set()
-        for writer in dirty:
-            number = self._storage.lane(writer.place.partition, "all").number
-            self._held.setdefault(number, {})[writer] = None
+        for source in dirty:
+            number = self._storage.lane(source.place.partition, "all").number
+            self._held.setdefault(number, {})[source] = None
             lanes.add(number)
         for number in lanes:
             self.on_end(number)
@@ -145,18 +145,18 @@ class CursorWriter:
             self._commits.on_missed(number)
         self.on_begin(number)
 
-    def _write_those(self, writers: dict[CursorSource, None]) -> None:
+    def _write_those(self, sources: dict[CursorSource, None]) -> None:
         """Hand over to the storage the writes of these cursors, all of one lane."""
         wall_unix_ms = int(time.time() * 1000)
         taken: Taken = []
-        for writer in writers:
+        for source in sources:
             try:
-                write = writer.take_write(wall_unix_ms=wall_unix_ms)
+                write = source.take_write(wall_unix_ms=wall_unix_ms)
             except Exception as error:  # a bug, of this one: the others, and commits, go on
                 self._loop.call_exception_handler({"message": "unexpected", "exception": error})
             else:
                 if write is not None:
-                    taken.append((writer, write))
+                    taken.append((source, write))
         if taken:
             self._hand_over(taken)
 
@@ -174,9 +174,9 @@ class CursorWriter:
         error = written.exception()
         if error is None:
             failed: Exception | None = None
-            for (writer, write), answer in zip(taken, written.result(), strict=True):
+            for (source, write), answer in zip(taken, written.result(), strict=True):
                 try:
-                    self._written(writer, write, answer)
+                    self._written(source, write, answer)
                 except Exception as bug:
                     failed = failed or bug
             if failed is not None:
@@ -191,21 +191,21 @@ class CursorWriter:
                 self._hand_over([one])
 
     def _not_written(self, taken: Taken, error: TocsinError) -> None:
-        for writer, _ in taken:
-            writer.not_written(error)
+        for source, _ in taken:
+            source.not_written(error)
             # Whatever the error was, nothing else would write it, and an owned partition that ends
             # waits for that. After a failover certified offsets are not certified for a moment
             # (R10).
-            self._loop.call_later(RETRY_AFTER_S, self.mark, writer)
+            self._loop.call_later(RETRY_AFTER_S, self.mark, source)
 
-    def _written(self, writer: CursorSource, write: CursorWrite, answer: Written) -> None:
+    def _written(self, source: CursorSource, write: CursorWrite, answer: Written) -> None:
         if answer.fenced:
             self.fenced_writes += 1
-            writer.fenced()
+            source.fenced()
         else:
             for written in self._watchers:
                 written(write.place.partition)
-            writer.written(answer)
+            source.written(answer)
 
     async def drain(self) -> None:
         """Write all changed cursors. Returns when no write is waiting or under way. One that fails

@@ -6,8 +6,9 @@
 publish there, and nobody else. Each lane has its own commits, breaker, deadline and bound for what
 waits. Heavy queues are found across all lanes, because these share the process.
 
-A commit begins as soon as something waits, at a pace (`push.commit_sharing`). Messages that arrive
-while commits are under way make the next one larger:
+A commit begins as soon as something waits. If messages waited for the last one, the next one keeps
+a short distance from it (`push.commit_sharing.CommitPace`). Messages that arrive while commits are
+under way make the next one larger:
 
 next      a commit takes everything that waits. If several queues publish, it takes a fair share
           of each (`push.commit_sharing`), so that the next commit is never far. Beside heavy queues
@@ -60,12 +61,13 @@ COMMIT_AHEAD_MIN: Final = 256
 """Number of waiting messages from which the second commit begins. A small one costs as much as a
 large one, and would have grown by the time the first has ended."""
 LIGHT_COMMITS_MAX: Final = 4
-"""Largest number of a lane's commits under way beside heavy queues: the shared one and those of
-light ones, which go with the storage's next transaction, whatever of heavy queues is in that."""
+"""Largest number of a lane's commits under way beside heavy queues: a shared one, and further ones
+that have records of light queues alone. The storage's next transaction takes these along."""
 HELD_S: Final = 0.25
 """Longest time in seconds that cursor writes wait for a commit of published records: longer than a
-slow disk needs for the one under way. Handed over before that has ended, they would be a
-transaction of their own in front of the next one. measured: docs/benchmarks/tuning.md"""
+slow disk needs for the one under way. Writes that are handed over while one is under way become a
+transaction of their own, and the next commit of messages waits for it. measured:
+docs/benchmarks/tuning.md#cursor-writes-wait-for-a-commit"""
 SMALL_BYTES: Final = 256 * 1024
 """Largest weight of a lane's last commit with which cursor writes wait for the next one. Behind a
 larger one acks would wait for longer than a transaction of their own takes."""
@@ -168,7 +170,7 @@ class GroupCommit:
             refused = self._storage_refusal(route)
             if refused is not None:
                 return refused
-        # If even one owner of all that waits would have room, whose it is does not matter.
+        # A quick look: if one queue with all that waits would have room, so has each.
         if (
             self.pending.messages + count > SHARE_ALONE * limits.PENDING_MESSAGES_MAX
             or self.pending.bytes > SHARE_ALONE * limits.PENDING_BYTES_MAX
@@ -183,7 +185,7 @@ class GroupCommit:
         refused = [lane.refusal() for lane in self._lanes_of(route)]
         for lane in self._lanes.values():
             if not (lane.is_calm or len(lane)):
-                lane.refusal()  # no publish may come to it again: a cluster has others since
+                lane.refusal()  # its partitions may have moved, so that no publish asks it again
         self.is_calm = all(lane.is_calm for lane in self._lanes.values())
         return refused[0] if all(refused) else None
 
@@ -333,7 +335,7 @@ class GroupCommit:
         """Begin the next commit, if something waits. Called when a commit has ended, or when the
         time is over for which nothing was to begin."""
         if (self._open or self._closed) and not self.is_scheduled:
-            # What uvloop has read since the commit was answered goes with this one.
+            # One turn after the answer, so that what was read from sockets since then goes along.
             self._commit()
 
     def _commit(self) -> None:
@@ -419,8 +421,8 @@ class PartitionAppends:
         self.lane = lane
         self.count = 0
         self.late_end = 0
-        """The certified end that became known meanwhile, until the answers; 0: none did. [An end
-        that another gateway appended meanwhile is forgotten, and nobody notifies it again.]"""
+        """The certified end that became known meanwhile, until the answers; 0: none did. If it were
+        not kept, the end of what another gateway appended would be lost: it is notified once."""
 
 
 class Committer:
@@ -440,7 +442,7 @@ class Committer:
         self._last_size = 0
         """Weight of the commit that began last."""
         self._ending = 0
-        """Number of commits that were answered, after which no next one could begin yet."""
+        """Number of commits that were answered, and whose `_begin_next` has not run yet."""
         self.breaker = Breaker(
             failures_max=limits.BREAKER_FAILURES,
             open_s=limits.BREAKER_OPEN_S,
@@ -569,7 +571,7 @@ class Committer:
             return under_way < COMMITS_MAX and self.backlog.waiting >= COMMIT_AHEAD_MIN
         if not (self._shared or self.holds(now)):
             return True
-        # Else what comes next goes with the next one.
+        # A shared commit is under way, or heavy queues are held: only light ones may begin beside.
         return under_way < LIGHT_COMMITS_MAX and self._share.is_skewed(now=now)
 
     def _must_rest(self, now: float) -> bool:
@@ -756,7 +758,7 @@ class Committer:
     def _begin_next(self) -> None:
         self._ending -= 1
         self._group.on_free()
-        if self._group.is_scheduled:  # behind the next one, which may begin in the next turn
+        if self._group.is_scheduled:  # after the next one began, so that cursor writes go with it
             self._loop.call_soon(self._notify_end)
         else:
             self._notify_end()

@@ -3,8 +3,8 @@
 Each turn of the loop looks at all sockets, and with many of them that takes milliseconds. So the
 consequences of a commit (its receipts, its pushes, the writing of both) do not take a turn each.
 They are collected while the commit is answered, and run at the end of that same callback. Outside
-of such a block they run in the next turn. Work that this work asks for runs in the turn after that
-one, so that a backlog starves nobody, however many commits are answered in this one.
+of such a block they run in the next turn. Work that is added while work runs is left for the next
+turn, so that a backlog starves nobody.
 
 `Deadlines` is one timer for all partitions: leases, backoffs and drains that end by time alone.
 """
@@ -20,8 +20,8 @@ Work = Callable[[], None]
 
 
 class EndOfTurn:
-    """Callbacks that run together, once in a turn of the event loop. As a context manager:
-    callbacks that are added within the block run at its end; others run in the next turn."""
+    """Callbacks that run together. As a context manager: callbacks that are added within the block
+    run at its end; others run in the next turn of the event loop."""
 
     __slots__ = ("_depth", "_has_turn", "_is_running", "_last", "_next_turn", "_work")
 

@@ -1,7 +1,7 @@
 """The writer of the embedded store: one thread, one connection, one transaction at a time.
 
-While a commit runs, the next tasks queue up; together they are the next transaction. That is the
-group commit: as large as the load makes it, never delayed by a timer. A background task, which no
+While a transaction runs, the next tasks queue up; together they are the next one. It is as large
+as the load makes it, and the writer never waits for more. A background task, which no
 caller waits for, goes with each transaction, one at a time, so that it delays no other task.
 
 The loop hands tasks over to the writer's thread, and both need the interpreter's lock for nearly
@@ -16,11 +16,11 @@ because threads and processes that it starts would stay where it was kept. measu
 docs/benchmarks/tuning.md
 
 `CommitHandoff` gives the interpreter's lock to the writer's thread from the beginning of a commit
-until its COMMIT. A thread that has slept wakes up on another core, and only then asks for the lock.
-The loop, which goes from socket to socket, gives the lock up at each of them for as long as a read
-takes. It is back before the other thread has woken up, and each time the half millisecond begins
-anew after which Python would make it wait. So the writer began milliseconds after it had been
-handed a commit, and waited as long again between two statements (measured:
+until its COMMIT. The writer has slept, has to wake up, and only then asks for the lock. The loop,
+which goes from socket to socket, gives the lock up at each of them for as long as a read takes. It
+takes the lock back before the writer is awake, and each time Python's timer of half a millisecond,
+which would force the loop to give it up, starts again. So the writer began milliseconds after it
+had been handed a commit, and waited as long again between two statements (measured:
 docs/benchmarks/tuning.md). Therefore the loop waits for as long as the statements take. It would
 need the lock for anything else that it did meanwhile. For the fsync, which needs no lock, it does
 not wait.
