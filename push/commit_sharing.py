@@ -71,8 +71,8 @@ file. measured: docs/benchmarks/tuning.md#floods"""
 LIGHT_S: Final = 0.05
 """Seconds after light owners brought something in which they are expected to bring more."""
 LIGHT_GAP_S: Final = 0.012
-"""Most seconds between two commits of light owners, if these come often. For rarer ones heavy owners
-do not rest, because they would lose much. Rare light ones then wait for one heavy commit of one
+"""Most seconds between two commits of light owners, if these come often. For rarer ones heavy
+owners do not rest, because they would lose much. Rare ones then wait for one heavy commit of one
 record."""
 PACE_S: Final = 0.002
 """Shortest time from the begin of a commit to that of the next one, if messages waited for it.

@@ -26,7 +26,7 @@ from push.storage_port import CursorWrite, Storage, Written
 
 FLUSH_AFTER_S: Final = 0.02
 """Seconds after which a changed cursor is flushed, if nothing waits for the write. The write may
-then wait for a commit (commits.HELD_S). A crash may lose the unconfirmed acks of both times, so that
+then wait for a commit (commits.HELD_S). A crash may lose the unconfirmed acks of both times, and
 their messages come again."""
 RETRY_AFTER_S: Final = 0.5
 
