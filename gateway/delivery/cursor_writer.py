@@ -23,6 +23,7 @@ from gateway.publish.commits import GroupCommit
 from push.errors import TocsinError, Unknown
 from push.places import CursorPlace, Partition
 from push.storage_port import CursorWrite, Storage, Written
+from runtime.loop.end_of_turn import call_guarded, report_bug
 
 FLUSH_AFTER_S: Final = 0.02
 """Seconds after which a changed cursor is flushed, if nothing waits for the write. The write may
@@ -68,8 +69,9 @@ class CursorWriter:
         self._dirty: dict[CursorSource, None] = {}
         self._held: dict[int, dict[CursorSource, None]] = {}
         """Lane number → cursors whose writes wait for a commit of published records there."""
-        self._until: dict[int, asyncio.TimerHandle] = {}
-        """Lane number → timer that ends the wait of its cursors in `_held`."""
+        self._until: dict[int, tuple[float, asyncio.Handle]] = {}
+        """Lane number → (loop's time, timer) at which the wait of its cursors in `_held` ends.
+        uvloop's handle has no time if that is less than half a millisecond away."""
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._flushes: set[asyncio.Future[list[Written]]] = set()
@@ -98,9 +100,9 @@ class CursorWriter:
 
     def on_begin(self, lane: int) -> None:
         """Hand over to the storage the writes that wait in this lane, where a commit has begun."""
-        timer = self._until.pop(lane, None)
-        if timer is not None:
-            timer.cancel()
+        until = self._until.pop(lane, None)
+        if until is not None:
+            until[1].cancel()
         held = self._held.pop(lane, None)
         if held:
             self._write_those(held)
@@ -133,11 +135,11 @@ class CursorWriter:
 
     def _hold_for(self, number: int, wait_s: float) -> None:
         """End the wait of a lane in `wait_s`, or before, if that is set already."""
-        timer, at = self._until.get(number), self._loop.time() + wait_s
-        if timer is None or timer.when() > at:
-            if timer is not None:
-                timer.cancel()
-            self._until[number] = self._loop.call_at(at, self._on_late, number)
+        until, at = self._until.get(number), self._loop.time() + wait_s
+        if until is None or until[0] > at:
+            if until is not None:
+                until[1].cancel()
+            self._until[number] = (at, self._loop.call_at(at, self._on_late, number))
 
     def _on_late(self, number: int) -> None:
         """Hand over the writes of a lane whose next commit has not begun in time."""
@@ -152,8 +154,8 @@ class CursorWriter:
         for source in sources:
             try:
                 write = source.take_write(wall_unix_ms=wall_unix_ms)
-            except Exception as error:  # a bug, of this one: the others, and commits, go on
-                self._loop.call_exception_handler({"message": "unexpected", "exception": error})
+            except Exception as error:  # the others, and commits, go on
+                report_bug(error)
             else:
                 if write is not None:
                     taken.append((source, write))
@@ -173,14 +175,8 @@ class CursorWriter:
             return
         error = written.exception()
         if error is None:
-            failed: Exception | None = None
             for (source, write), answer in zip(taken, written.result(), strict=True):
-                try:
-                    self._written(source, write, answer)
-                except Exception as bug:
-                    failed = failed or bug
-            if failed is not None:
-                raise failed
+                call_guarded(self._written, source, write, answer)
         elif not isinstance(error, TocsinError):  # a bug; no write stays under way for ever
             self._not_written(taken, Unknown(f"internal: {error!r}"))
             raise error

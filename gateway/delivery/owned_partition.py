@@ -44,7 +44,7 @@ from push.errors import TocsinError
 from push.places import CursorPlace, ParkedLine, Partition, Verb
 from push.record import Record
 from push.storage_port import CursorWrite, Owned, Storage, Written
-from runtime.loop.end_of_turn import Deadlines
+from runtime.loop.end_of_turn import Deadlines, call_guarded
 
 
 def delivery_settings(queue: Queue, group: Group, *, pulls: bool) -> DeliverySettings:
@@ -188,7 +188,7 @@ class AckWaiter(ABC):
         self._left -= 1
         self.durable = self.durable and durable
         if not self._left:
-            self.answer()
+            call_guarded(self.answer)  # others wait for the same write
 
     @abstractmethod
     def answer(self) -> None:

@@ -744,10 +744,10 @@ class DeliveryLog:
 
     def _hand_over(self) -> None:
         """Hand over all lines, including those of spans that can end now."""
+        self._timer = None
         self._write_unsure()
         for span in list(self._settling):
             self.write_settlement(span)
-        self._timer = None
         self._hand_chunk()
         if self._lost is not None:  # it is reported as soon as there is room, even if no line comes
             self.prepare()

@@ -19,7 +19,7 @@ from gateway.wire.frames import Close
 from gateway.wire.rfc6455 import PORTION_BYTES_MAX, Portion, encode_frame
 from push import limits
 from runtime.addresses import NO_PROXIES, Addresses
-from runtime.loop.end_of_turn import Deadlines, Timed
+from runtime.loop.end_of_turn import Deadlines, Timed, call_guarded, report_bug
 from runtime.loop.fairness import IncompleteBytesBudget, LargeReadGate, PerTurnQueue
 
 DRAINED_PER_S_MAX: Final = 200
@@ -207,7 +207,7 @@ class Connections:
             loop.call_later(_PAUSE_S, self._process_deferred)
             return
         connection, rest = self._deferred.popleft()
-        connection.process_rest(rest)
+        call_guarded(connection.process_rest, rest)
         self._delayed_until = loop.time() + _DELAY_S_MAX
         if publisher.is_skewed:
             loop.call_later(_PAUSE_S, self._process_deferred)  # also where nobody waits by now
@@ -232,13 +232,16 @@ class Connections:
         written = framed = 0
         for connection in to_flush:
             encoded = []
-            for message in connection.take():
-                if message is not payload:
-                    payload, frame = message, encode_frame(message)
-                    framed += 1
-                encoded.append(frame)
-            written += len(encoded)
-            connection.write(encoded)
+            try:
+                for message in connection.take():
+                    if message is not payload:
+                        payload, frame = message, encode_frame(message)
+                        framed += 1
+                    encoded.append(frame)
+                written += len(encoded)
+                connection.write(encoded)
+            except Exception as error:
+                report_bug(error)
         self.frame_hits.hits += written - framed
         self.frame_hits.misses += framed
         self.delivery_log.on_flush()

@@ -52,6 +52,7 @@ from push.places import Partition
 from push.record import Header, Record
 from push.retry import Breaker
 from push.storage_port import Appended, Lane, NotStored, Storage
+from runtime.loop.end_of_turn import call_guarded, report_bug
 
 logger = logging.getLogger("tocsin.commits")
 COMMITS_MAX: Final = 2
@@ -480,11 +481,12 @@ class Committer:
     def cursors_wait_s(self, *, is_due: bool) -> float:
         """Return for how many seconds, at most, cursor writes wait for the next commit; 0: they do
         not. HELD_S if a commit is under way, or has just been answered, and none is behind it, or
-        if one begins now (`is_due`) or after a rest. Less if one is only expected. 0 if the last
-        commit was large: what goes with such a one waits for longer than both take."""
+        if messages wait here for one that begins now (`is_due`) or after a rest. Less if one is
+        only expected. 0 if the last commit was large: what goes with such a one waits for longer
+        than both take."""
         if self._last_size > SMALL_BYTES:
             return 0.0
-        is_next = is_due or (self._rest is not None and self.backlog.waiting > 0)
+        is_next = self.backlog.waiting > 0 and (is_due or self._rest is not None)
         if is_next or len(self._under_way) + self._ending == 1:
             return HELD_S
         return 0.0 if self._under_way else self._pace.expected_for_s(now=self._loop.time())
@@ -649,7 +651,7 @@ class Committer:
         if self._watch is None:
             self._watch = loop.call_later(_WATCH_EVERY_S, self._check_ages)
         for listener in self._group.on_begin:
-            listener(self._number)
+            call_guarded(listener, self._number)
 
     # --- Ending --------------------------------------------------------------------------------
 
@@ -685,26 +687,36 @@ class Committer:
         self.messages.add(commit.messages)
         self.total += 1
         self.records_total += len(commit.batch)
-        completed: list[tuple[OpenRecord, Header, Appended]] = []
+        stored: list[tuple[OpenRecord, Header, Appended]] = []
         for at, (record, result) in enumerate(zip(commit.batch, results, strict=True)):
-            if isinstance(result, TocsinError):
-                self._fail(commit, at, result)
-            elif (
-                result.outcomes
-                and result.outcomes[0] == _QUEUE_NOT_FOUND
-                and self._group.is_unmade(record.route.queue)
-            ):  # the catalog has it: it is not made there yet, and not gone
-                unmade = Refused("storage_unavailable", "the queue is being made", UNMADE_S)
-                self._fail(commit, at, unmade)
-            else:
-                self._complete(commit, at, result, times)
-                completed.append((record, commit.headers[at], result))
-            self._end_append(record.partition)
+            try:
+                try:
+                    if isinstance(result, TocsinError):
+                        self._fail(commit, at, result)
+                    elif self._is_of_unmade(record, result):
+                        unmade = Refused("storage_unavailable", "the queue is being made", UNMADE_S)
+                        self._fail(commit, at, unmade)
+                    else:
+                        stored.append((record, commit.headers[at], result))
+                        self._complete(commit, at, result, times)
+                finally:
+                    self._end_append(record.partition)
+            except Exception as bug:  # of this record: the others have their answers
+                report_bug(bug)
         if self._group.log.is_on:
             origins = CommittedOrigins(times, is_late=commit.is_answered)
-            for record, header, result in completed:
+            for record, header, result in stored:
                 origins.add(record.runs, record.partition.number, result, header)
             self._group.log.add_commit(origins)
+
+    def _is_of_unmade(self, record: OpenRecord, result: Appended) -> bool:
+        """Whether the storage does not have a queue that the catalog has: it is not made there yet,
+        and not gone."""
+        return bool(
+            result.outcomes
+            and result.outcomes[0] == _QUEUE_NOT_FOUND
+            and self._group.is_unmade(record.route.queue)
+        )
 
     def _fail(self, commit: Commit, at: int, error: TocsinError) -> None:
         """Answer a record that was not stored, or whose outcome is not known."""
@@ -765,4 +777,4 @@ class Committer:
 
     def _notify_end(self) -> None:
         for listener in self._group.on_end:
-            listener(self._number)
+            call_guarded(listener, self._number)

@@ -20,7 +20,7 @@ from push.errors import Refused
 from push.places import Partition
 from push.record import Record
 from push.storage_port import Read, Storage
-from runtime.loop.end_of_turn import EndOfTurn
+from runtime.loop.end_of_turn import EndOfTurn, call_guarded
 
 Follower = Callable[[Partition], None]
 
@@ -80,12 +80,12 @@ class Tail:
 
     def on_certified(self, partition: Partition, end: int) -> None:
         """Note that the partition is certified up to `end`, and notify its followers and all
-        watchers."""
+        watchers. A bug in one of them is reported, and keeps nothing from the others."""
         self.ends[partition] = max(end, self.ends.get(partition, 0))
         for watcher in self._watchers:
-            watcher(partition)
+            call_guarded(watcher, partition)
         for follower in self._followers.get(partition, ()):
-            follower(partition)
+            call_guarded(follower, partition)
 
     def watch(self, watcher: Follower) -> None:
         """Call `watcher` whenever the certified end of any partition may have moved."""

@@ -6,6 +6,8 @@ They are collected while the commit is answered, and run at the end of that same
 of such a block they run in the next turn. Work that is added while work runs is left for the next
 turn, so that a backlog starves nobody.
 
+`call_guarded` calls each of several that a bug in one of them must not concern.
+
 `Deadlines` is one timer for all partitions: leases, backoffs and drains that end by time alone.
 """
 
@@ -13,10 +15,25 @@ import asyncio
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
+from typing import ParamSpec, Protocol
 from weakref import ref
 
 Work = Callable[[], None]
+P = ParamSpec("P")
+
+
+def report_bug(error: BaseException) -> None:
+    """Report an unexpected error like that of any callback of the running loop."""
+    asyncio.get_running_loop().call_exception_handler({"message": "unexpected", "exception": error})
+
+
+def call_guarded(work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call `work` with these arguments. An Exception is reported, and not raised: a bug of one must
+    not cost the others, who are called next, their turn."""
+    try:
+        work(*args, **kwargs)
+    except Exception as error:
+        report_bug(error)
 
 
 class EndOfTurn:
@@ -81,8 +98,7 @@ class EndOfTurn:
                     except (SystemExit, KeyboardInterrupt):
                         raise
                     except BaseException as error:
-                        loop = asyncio.get_running_loop()
-                        loop.call_exception_handler({"message": "unexpected", "exception": error})
+                        report_bug(error)
         finally:
             self._is_running = False
             if self._next_turn or self._last:

@@ -191,10 +191,12 @@ class LargeReadGate:
             asyncio.get_running_loop().call_later(_LARGE_READ_PAUSE_S, self._turn)
 
     def _turn(self) -> None:
-        self._waiting.call_first(LARGE_READS_PER_PAUSE)
-        self._is_running = bool(self._waiting)
-        if self._is_running:
-            asyncio.get_running_loop().call_later(_LARGE_READ_PAUSE_S, self._turn)
+        try:
+            self._waiting.call_first(LARGE_READS_PER_PAUSE)
+        finally:
+            self._is_running = bool(self._waiting)
+            if self._is_running:
+                asyncio.get_running_loop().call_later(_LARGE_READ_PAUSE_S, self._turn)
 
 
 class PerTurnQueue:

@@ -205,6 +205,8 @@ class RedisAppender:
         self._wall_unix_ms = wall_unix_ms
         self._tell = tell
         self._sealers = ThreadPoolExecutor(1, thread_name_prefix="sealing")
+        self._sealed: asyncio.Event | None = None
+        """Set when the records that were sealed last are sealed; None: no thread seals here."""
         self._counts: dict[Partition, asyncio.Task[int]] = {}
         """Partition → task that counts the copies of uncertified records, and returns the certified
         end."""
@@ -258,7 +260,17 @@ class RedisAppender:
                 for append, header in zip(appends, headers, strict=True)
             ]
 
-        return await asyncio.get_running_loop().run_in_executor(self._sealers, seal)
+        self._sealed = sealed = asyncio.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._sealers, seal)
+        finally:
+            sealed.set()  # who waits for it has its turn before the group of these records is sent
+
+    async def wait_sealed(self) -> None:
+        """Wait until the records that are being sealed now are handed over. What is handed over
+        next, without another wait, goes with their group."""
+        if self._sealed is not None:
+            await self._sealed.wait()
 
     async def _append_all(
         self, appends: Sequence[Append], args: Sequence[list[Arg]], lane: Lane | None

@@ -5,11 +5,14 @@ version that it was decided on. A cursor that was read or written here is cached
 costs one act. Anything that leaves its state in doubt (an answer that did not come, another's
 write) discards it, and the next write reads it again. Repeating a write is safe, because writes are
 absolute (R29).
+
+A write that needs nothing but a cached cursor is handed over before `write` first waits. So writes
+that were requested together, and the records appended at the same time, share a group.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -44,6 +47,16 @@ class _CachedCursor:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class _SentWrite:
+    """A write that was handed over, decided on `cached`, and the answer to it."""
+
+    write: CursorWrite
+    cached: _CachedCursor
+    change: Change
+    answer: Awaitable[Any]
+
+
 @dataclass(slots=True)
 class _WriteLock:
     """Lock that lets one write to a place follow the other."""
@@ -54,11 +67,19 @@ class _WriteLock:
 
 class RedisCursors:
     """Cursors of one shard. `level`: the level whose copies a write of a cursor waits for. A new
-    owner waits for those of `all`."""
+    owner waits for those of `all`. `end_of`: a certified end of a partition that is known without a
+    look; 0: none is."""
 
-    def __init__(self, shard: Shard, *, level: Durability) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        *,
+        level: Durability,
+        end_of: Callable[[Partition], int] = lambda _: 0,
+    ) -> None:
         self._shard = shard
         self._level: Durability = level
+        self._end_of = end_of
         self._cache: OrderedDict[CursorPlace, _CachedCursor] = OrderedDict()
         self._locks: dict[CursorPlace, _WriteLock] = {}
 
@@ -131,11 +152,15 @@ class RedisCursors:
             for lock in locks:
                 await lock.lock.acquire()
                 acquired.append(lock)
-            await self._check(writes, places)
+            for place in places:
+                await self._check(place, [writes[index] for index in by_place[place]])
             answers: list[Written] = [Written()] * len(writes)
+            sent = {place: self._send_now(writes[by_place[place][0]]) for place in places}
 
             async def one(place: CursorPlace) -> None:
-                for index in by_place[place]:
+                first, *more = by_place[place]
+                answers[first] = await self._write(writes[first], sent[place])
+                for index in more:
                     answers[index] = await self._write(writes[index])
 
             results = await asyncio.gather(*map(one, places), return_exceptions=True)
@@ -151,69 +176,84 @@ class RedisCursors:
                 if not lock.waiting:
                     self._locks.pop(place, None)
 
-    async def _check(self, writes: Sequence[CursorWrite], places: list[CursorPlace]) -> None:
-        """Check the writes before any is sent, and cache the cursors of these places. A place is
-        read if it is not cached, or its cached certified end is too low for a write. Raises Refused
-        if a write names offsets that are not certified."""
-        for place in places:
-            mine = [write for write in writes if write.place == place]
-            cached = self._cache.get(place)
-            if cached is None or any(_highest(write) >= cached.certified for write in mine):
-                found = await self._read(place, ())
-                if found is None:
-                    self._cache.pop(place, None)
-                    continue
-                cached, _ = found
-                self._cache_cursor(place, cached)
-            for write in mine:
-                check_write(write, cached.certified)
+    async def _check(self, place: CursorPlace, writes: Sequence[CursorWrite]) -> None:
+        """Check the writes of a place before any write of the call is sent, and cache its cursor.
+        It is read if it is not cached, or the known certified end is too low for a write. Raises
+        Refused if a write names offsets that are not certified. Where the known end is not true any
+        more, because the store has lost it, the act refuses the write."""
+        cached, certified = self._cache.get(place), 0
+        if cached is not None:
+            certified = max(cached.certified, self._end_of(place.partition))
+        if cached is None or any(_highest(write) >= certified for write in writes):
+            found = await self._read(place, ())
+            if found is None:
+                self._cache.pop(place, None)
+                return
+            cached, _ = found
+            certified = cached.certified
+            self._cache_cursor(place, cached)
+        for write in writes:
+            check_write(write, certified)
+
+    def _send_now(self, write: CursorWrite) -> _SentWrite | None:
+        """Hand a write over that needs nothing but its cached cursor. None: it needs more."""
+        cached = self._cache.get(write.place)
+        if cached is None or not _is_by_owner(cached.cursor, write) or cached.cursor.lines:
+            return None
+        return self._send(write, cached, {})
 
     # enforces: P7
-    async def _write(self, write: CursorWrite) -> Written:
+    async def _write(self, write: CursorWrite, sent: _SentWrite | None = None) -> Written:
+        """Make a write, which may have been `sent` already, and return its outcome."""
         for _ in range(_TRIES_MAX):
-            cached = self._cache.get(write.place)
-            if cached is None or not _is_by_owner(cached.cursor, write):
-                found = await self._read(write.place, ())
-                cached, _ = found if found is not None else (None, None)
+            if sent is None:
+                cached = self._cache.get(write.place)
                 if cached is None or not _is_by_owner(cached.cursor, write):
-                    return Written(fenced=True)
-            aside: dict[int, int] = {}
-            if cached.cursor.lines:
-                ranges = [*write.settled, *((r.offset, r.offset) for r in write.retries)]
-                ranges += [(one.first, one.last) for one in write.dead]
-                args = [*_at(write.place), *_flat(ranges)]
-                aside = _decode_aside(
-                    await self._shard.look("aside", [_queue_key(write.place)], args)
-                )
-            self._cache.pop(write.place, None)  # in doubt from here on
-            written = await self._send(write, cached, aside)
+                    found = await self._read(write.place, ())
+                    cached, _ = found if found is not None else (None, None)
+                    if cached is None or not _is_by_owner(cached.cursor, write):
+                        return Written(fenced=True)
+                sent = self._send(write, cached, await self._aside(write, cached))
+            written = await self._outcome(sent)
             if written is not None:
                 return written
+            sent = None
         raise Unknown("others changed the cursor at the same time, again and again")
 
-    async def _send(
-        self, write: CursorWrite, cached: _CachedCursor, aside: dict[int, int]
-    ) -> Written | None:
-        """Send a write, and return its outcome. None: the cursor was changed meanwhile, and nothing
-        happened."""
+    async def _aside(self, write: CursorWrite, cached: _CachedCursor) -> dict[int, int]:
+        """Return offset → key hash of the offsets that a write names and that are in side lines."""
+        if not cached.cursor.lines:
+            return {}
+        ranges = [*write.settled, *((r.offset, r.offset) for r in write.retries)]
+        ranges += [(one.first, one.last) for one in write.dead]
+        args = [*_at(write.place), *_flat(ranges)]
+        return _decode_aside(await self._shard.look("aside", [_queue_key(write.place)], args))
+
+    def _send(self, write: CursorWrite, cached: _CachedCursor, aside: dict[int, int]) -> _SentWrite:
+        """Decide a write on a cursor, and hand it over. The cursor is not cached until it is
+        answered, because it is in doubt."""
 
         def find(first: int, last: int) -> list[tuple[int, int]]:
             return [(offset, key) for offset, key in aside.items() if first <= offset <= last]
 
+        self._cache.pop(write.place, None)
         change = cached.cursor.apply(write, find)
-        answer = await self._shard.act(
-            "write_cursor",
-            [_queue_key(write.place)],
-            _write_args(write, cached, change),
-            level=self._level,
-        )
+        args = _write_args(write, cached, change)
+        key = _queue_key(write.place)
+        answer = self._shard.act("write_cursor", [key], args, level=self._level)
+        return _SentWrite(write, cached, change, answer)
+
+    async def _outcome(self, sent: _SentWrite) -> Written | None:
+        """Return the outcome of a write. None: another write changed the cursor before it, and
+        nothing happened."""
+        answer = await sent.answer
         if answer < 0:
             return None
         if answer == 0:
             return Written(fenced=True)
-        cached.version += 1
-        self._cache_cursor(write.place, cached)
-        return change.written
+        sent.cached.version += 1
+        self._cache_cursor(sent.write.place, sent.cached)
+        return sent.change.written
 
     async def states(self, queue_id: str, group_id: str) -> list[CursorState]:
         rows = await self._shard.look("cursors", [queue_key(queue_id)], [group_id])
@@ -292,7 +332,7 @@ def _flat(ranges: Iterable[Range]) -> list[Arg]:
 
 def _highest(write: CursorWrite) -> int:
     """Return the highest offset that a write names; -1: none."""
-    offsets = [last for _, last in write.settled]
+    offsets = [last for _, last in (*write.settled, *write.ended)]
     offsets += [retry.offset for retry in write.retries]
     offsets += [one.last for one in write.dead]
     for side in write.aside:
@@ -401,6 +441,7 @@ def _write_args(write: CursorWrite, cached: _CachedCursor, change: Change) -> li
         _encode_ranges(cursor.passed),
         _encode_ranges(cursor.ended) if change.ended else "",
         cursor.dead.text(),
+        _highest(write),
     ]
     for items in lists:
         args += [len(items), *items]

@@ -156,7 +156,7 @@ class RedisStorage:
         self._shard = shard
         self._incarnation = incarnation
         self._wall = wall
-        self._cursors = RedisCursors(shard, level=level)
+        self._cursors = RedisCursors(shard, level=level, end_of=self._end_of)
         self._reader = RedisReader(shard, sealer)
         self.inbox: Inbox = RedisInbox(shard)
         self._wake_up: WakeUp | None = None
@@ -314,7 +314,14 @@ class RedisStorage:
 
     async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
         self._check_open()
-        return await self._finish(self._cursors.write(writes))
+        return await self._finish(self._write_cursors(writes))
+
+    async def _write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
+        await self._appender.wait_sealed()
+        return await self._cursors.write(writes)
+
+    def _end_of(self, partition: Partition) -> int:
+        return self._certified_ends.get(partition, 0)
 
     async def read_side(
         self, place: CursorPlace, key_hash: int, after: int, count_max: int

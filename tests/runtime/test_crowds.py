@@ -323,3 +323,44 @@ def _sessions() -> int:
 def _refusals() -> list[Refused]:
     """Return those that are alive; other tests may have left some."""
     return [one for one in gc.get_objects() if isinstance(one, Refused)]
+
+
+class Broken:
+    """A connection with a bug in it."""
+
+    def take(self) -> list[bytes]:
+        raise ZeroDivisionError
+
+    def process_rest(self, rest: object) -> None:
+        raise ZeroDivisionError
+
+
+class Sound:
+    """Its neighbour, which notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def take(self) -> list[bytes]:
+        return [b"{}"]
+
+    def write(self, encoded: list[bytes]) -> None:
+        self.calls.append("write")
+
+    def process_rest(self, rest: object) -> None:
+        self.calls.append("read")
+
+
+async def test_a_connection_with_a_bug_keeps_no_other_from_reading_and_writing() -> None:
+    """P12: they would stand still until they are lost."""
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: told.append(repr(context["exception"]))
+    )
+    connections, sound = paced(), Sound()
+    for connection in (Broken(), sound):
+        connections.schedule_flush(connection)  # type: ignore[arg-type]
+        connections.defer(connection, iter(()))
+    await until(lambda: len(sound.calls) == 2)
+    assert sorted(sound.calls) == ["read", "write"]
+    assert told == ["ZeroDivisionError()"] * 2

@@ -57,10 +57,11 @@ end
 
 local LINE = '%s:%s'
 
--- args: partition, group, epoch, token, version, floor, passed, ended ('': as it is), dead, then
--- lists: retries (offset, row), offsets of retries that go, side lines (offset, key hash), those that
--- go, lengths of lines (key hash, count), lines that go, parked (key hash, row), unparked. 1; 0: fenced; -1: the cursor has
--- another version, so that it must be decided again. Nothing happened in both.
+-- args: partition, group, epoch, token, version, floor, passed, ended ('': as it is), dead, the
+-- highest offset that is named (-1: none), then lists: retries (offset, row), offsets of retries that
+-- go, side lines (offset, key hash), those that go, lengths of lines (key hash, count), lines that
+-- go, parked (key hash, row), unparked. 1; 0: fenced; -1: the cursor has another version, so that it
+-- must be decided again. Nothing happened in both. Refused: an offset is not certified (R10).
 change('write_cursor', function(prefix, args)
   local n, group = args[1], args[2]
   local key = cursor_key('c', prefix, n, group)
@@ -71,12 +72,17 @@ change('write_cursor', function(prefix, args)
   if row[3] ~= args[5] then
     return -1
   end
+  local certified = tonumber(redis.call('HGET', prefix .. 'p:' .. n, 'certified') or '0')
+  if tonumber(args[10]) >= certified then
+    return refused('invalid_request', string.format(
+      'offset %s is not certified; the certified end is %.0f', args[10], certified))
+  end
   redis.call('HSET', key, 'version', text(tonumber(row[3]) + 1),
     'floor', args[6], 'passed', args[7], 'dead', args[9])
   if args[8] ~= '' then
     redis.call('HSET', key, 'ended', args[8])
   end
-  local list, at = list_from(args, 10)
+  local list, at = list_from(args, 11)
   in_parts('HSET', cursor_key('cr', prefix, n, group), list)
   list, at = list_from(args, at)
   in_parts('HDEL', cursor_key('cr', prefix, n, group), list)

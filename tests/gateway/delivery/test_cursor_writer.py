@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import uvloop
 
 from gateway.delivery.consumer import Consumer, Settlement
 from gateway.delivery.cursor_writer import CursorWriter
@@ -497,3 +498,67 @@ async def test_a_cursor_that_cannot_be_written_holds_up_no_commit(
     assert await house.publish(queue, numbered(1, first=2)) == [(0, 2, False)]
     assert storing.calls == ["append"] * 3, "something was stored once more"
     assert len(told) == 1
+
+
+async def test_a_cursor_that_cannot_be_written_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P12: those whose writes are handed over together with its own."""
+    told, written = told_by_the_loop(), list[int]()
+    cursor_writer = cursor_writer_of(written)
+    broken = Acks("q", 10)
+    monkeypatch.setattr(broken, "take_write", None)
+    for source in (broken, Acks("q", 11)):
+        cursor_writer.mark(source, urgent=True)
+    await turns()
+    assert written == [11]
+    assert len(told) == 1
+
+
+async def test_a_listener_that_fails_as_a_commit_begins_has_nothing_stored_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P2: the records have been handed over by then."""
+    queue, told = await house.queue(), told_by_the_loop()
+    storing = Storing(house, monkeypatch)
+    storing.gate.set()
+    heard: list[int] = []
+    commits = house.broker.publisher.commits
+    for listeners in (commits.on_begin, commits.on_end):
+        listeners.insert(0, None)  # type: ignore[arg-type]
+        listeners.append(heard.append)
+    for n in range(2):
+        assert await house.publish(queue, numbered(1, first=n)) == [(0, n, False)]
+    await eventually(lambda: len(heard) == 4)
+    assert storing.calls == ["append"] * 2
+    assert len(told) == 4
+
+
+async def test_what_begins_in_another_lane_is_not_waited_for(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P12: a lane to which nobody publishes, beside one that has a commit in each turn."""
+    monkeypatch.setattr("push.commit_sharing.EXPECTED_S", 0)
+    queue = await house.queue()
+    await house.publish(queue, numbered(1))
+    (lane,) = house.broker.publisher.commits.lanes().values()
+    await turns()
+    assert lane.cursors_wait_s(is_due=True) == 0.0
+    lane.backlog.waiting += 1
+    assert lane.cursors_wait_s(is_due=True) > 0.0
+    lane.backlog.waiting -= 1
+
+
+def test_a_wait_of_less_than_the_loop_can_count_ends() -> None:
+    """uvloop calls at once what is due within half a millisecond, and its handle has no time."""
+
+    async def main() -> None:
+        written: list[int] = []
+        cursor_writer = cursor_writer_of(written, {1}, 1e-5)
+        cursor_writer.mark(Acks("q", 10))
+        cursor_writer._flush()
+        cursor_writer.on_end(1)
+        await turns()
+        assert written == [10]
+
+    uvloop.run(main())

@@ -58,6 +58,21 @@ def test_followers_always_find_the_end_that_woke_them(end: int) -> None:
     assert told == [end, max(end, 1)]
 
 
+async def test_a_follower_with_a_bug_keeps_nothing_from_the_others() -> None:
+    """P1: they would wait for a message that has come."""
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: told.append(repr(context["exception"]))
+    )
+    tail, heard = Tail(MemoryStorage()), list[Partition]()
+    for listen in (tail.watch, lambda follower: tail.follow(P, follower)):
+        listen(None)  # type: ignore[arg-type]
+        listen(heard.append)
+    tail.on_certified(P, 1)
+    assert heard == [P, P]
+    assert len(told) == 2
+
+
 async def test_equal_reads_that_overlap_are_made_once() -> None:
     """And who gives up does not take the read from the others."""
     storage = MemoryStorage()

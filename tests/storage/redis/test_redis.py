@@ -9,7 +9,8 @@ import pytest
 from push import limits
 from push.errors import Refused, Unknown
 from push.places import Durability, Partition
-from push.storage_port import Append, Lane, Side
+from push.ranges import Dead
+from push.storage_port import PLAIN, Append, Lane, Retry, Side
 from storage.redis.keys import queue_key
 from storage.redis.port import Arg, OnMessage, Shard, ShardHealth
 from storage.redis.shard import Marks, RedisShard, Settings
@@ -26,6 +27,7 @@ from tests.contract.stores import (
     change,
     one,
     outcomes,
+    sealing,
     sequences,
     with_group,
 )
@@ -348,6 +350,67 @@ async def test_a_cursor_write_whose_answer_is_lost_can_come_again(
     await store.write_cursors([change(settled=[(3, 4)])])
     (state,) = [s for s in await store.cursors("q-1", "g-1") if s.place == G0]
     assert (state.floor, state.settled_above, state.aside) == (5, 0, 1)
+
+
+async def test_acks_of_what_was_appended_here_need_no_look(
+    losing: tuple[RedisStorage, Losing],
+) -> None:
+    """The gateway knows how far it is certified; a look before each write would cost as much."""
+    store, shard = losing
+    await with_group(store, messages=1)
+    await store.write_cursors([change(settled=[(0, 0)])])
+    shard.looks.clear()
+    for offset in range(1, 4):
+        await store.append([append(messages=1)])
+        await store.write_cursors([change(settled=[(offset, offset)])])
+    assert shard.looks == []
+    with pytest.raises(Refused, match="offset 4 is not certified; the certified end is 4"):
+        await store.write_cursors([change(settled=[(3, 4)])])
+    assert shard.looks == ["cursor"], "the end may have moved meanwhile"
+
+
+@pytest.mark.parametrize("named", ["settled", "ended", "retries", "aside", "dead"])
+async def test_what_the_store_has_lost_is_settled_by_nobody(
+    store: RedisStorage, named: str
+) -> None:
+    """R10, P1: the end that this gateway knows is not true any more. The messages that are stored
+    at these offsets next would count as settled."""
+    await with_group(store, messages=3)
+    await store.write_cursors([change(settled=[(0, 0)])])
+    store._certified_ends[P0] = 9
+    write = {
+        "settled": change(settled=[(1, 3)]),
+        "ended": change(ended=[(3, 3)]),
+        "retries": change(retries=[Retry(3, 1)]),
+        "aside": change(aside=[Side(7, (1, 3))]),
+        "dead": change(dead=[Dead(3, 3, "rejected")]),
+    }[named]
+    before = await store.cursor(G0)
+    with pytest.raises(Refused, match="offset 3 is not certified; the certified end is 3"):
+        await store.write_cursors([write])
+    assert await store.cursor(G0) == before
+    await store.write_cursors([change(settled=[(1, 2)])])
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+async def test_acks_that_are_written_as_records_are_appended_share_their_group(
+    server: Settings, is_sealed: bool
+) -> None:
+    """One WAIT for both. Sealing takes a thread, and the acks wait for it."""
+    shard = await RedisShard.open(server, Marks(INCARNATION))
+    sealer = sealing() if is_sealed else PLAIN
+    store = RedisStorage(shard, INCARNATION, wall=Clock(), sealer=sealer)
+    await with_group(store, messages=8)
+    await store.write_cursors([change(settled=[(0, 0)])])
+    took = shard._pipelines["all"].took_s
+    before = took.count
+    for offset in range(1, 5):
+        await asyncio.gather(
+            store.append([append(messages=1)]),
+            store.write_cursors([change(settled=[(offset, offset)])]),
+        )
+    assert took.count == before + 4
+    await store.close()
 
 
 # --- Memory's end (R29), damage (R30), leaving nothing ------------------------------------------
