@@ -76,7 +76,7 @@ owners do not rest, because they would lose much. Rare ones then wait for one he
 record."""
 PACE_S: Final = 0.002
 """Shortest time from the begin of a commit to that of the next one, if messages waited for it.
-measured: docs/benchmarks/tuning.md"""
+measured: docs/benchmarks/tuning.md#pace-of-commits"""
 ENOUGH_MESSAGES: Final = 32
 """Number of waiting messages from which the next commit begins at once."""
 ENOUGH_BYTES: Final = 64 * 1024

@@ -5,13 +5,13 @@ numbers, never bodies, tokens or receipts. systemd is notified (sd_notify) when 
 and when it is going down.
 
 Python's garbage collector runs by the clock, and never for more than a share of the time. By itself
-it would run when some more objects were made than freed since its last run, and scan all
-that were made since then and live. If as many are freed as are made, that never happens, or happens
-after minutes, and then a scan of hundreds of thousands of objects stops everything (measured:
-docs/benchmarks/tuning.md). So it is run here. New objects are scanned often, so that they are few
-each time, and more often if many are new. Under load that never ends, most of them live for a
-moment only. All objects are scanned rarely, and more rarely while nothing is found, because hardly
-any object here refers to itself in a circle.
+it would run when some more objects were made than freed since its last run, and scan all that were
+made since then and live. If as many are freed as are made, that never happens, or happens after
+minutes, and then a scan of hundreds of thousands of objects stops everything (measured:
+docs/benchmarks/tuning.md#garbage-collection). So it is run here. New objects are scanned often, so
+that they are few each time, and more often if many are new. Under load that never ends, most of
+them live for a moment only. All objects are scanned rarely, and more rarely while nothing is found,
+because hardly any object here refers to itself in a circle.
 """
 
 import asyncio
@@ -169,7 +169,8 @@ ALL: Final = 2
 YOUNG_EVERY_S: Final = 0.05
 NEW_MIN: Final = 5000
 """Number of objects by which more must have been made than freed before the collector looks at new
-ones, because the whole process waits for a look (measured: docs/benchmarks/tuning.md)."""
+ones, because the whole process waits for a look (measured:
+docs/benchmarks/tuning.md#garbage-collection)."""
 YOUNG_EVERY_S_MAX: Final = 0.25
 """Seconds after which new objects are looked at in any case, because other objects may have been
 freed than were made."""

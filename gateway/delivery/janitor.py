@@ -289,8 +289,8 @@ class Janitor:
 
     async def look(self) -> None:
         """Relieve overflowing queues, then trim partitions, of those that were touched since the
-        last look. Queues that overflowed and partitions whose storage is unavailable are looked at
-        again in the next round."""
+        last look. Queues that overflowed or could not be relieved, and partitions whose storage is
+        unavailable, are looked at again in the next round."""
         touched, self._touched = self._touched, set()
         for queue_id in {partition.queue_id for partition in touched}:
             try:
@@ -298,6 +298,8 @@ class Janitor:
                     self._touched |= {p for p in touched if p.queue_id == queue_id}
             except TocsinError as error:
                 logger.warning("relieving queue %s: %s", queue_id, error)
+                if error.code.retry:
+                    self._touched |= {p for p in touched if p.queue_id == queue_id}
         lanes: dict[int, list[Partition]] = {}
         for partition in touched:
             number = self._storage.lane(partition, "local").number

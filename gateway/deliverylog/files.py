@@ -98,11 +98,12 @@ class LogFile:
         if written < len(end):
             os.ftruncate(self._file, self.bytes)
             raise OSError(errno.ENOSPC, "no room for the last line", str(self.path))
-        return self._close()
-
-    def _close(self) -> Path:
         finished = finished_name(self.path)
-        self.path.rename(finished)
+        try:
+            self.path.rename(finished)
+        except OSError:
+            os.ftruncate(self._file, self.bytes)  # lines may follow, and the last one comes again
+            raise
         os.close(self._file)
         return finished
 

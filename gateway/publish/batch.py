@@ -354,10 +354,12 @@ class SendingOrders:
         """Hold up a producer's later messages of a partition behind a message that was refused
         here.
 
-        A message without a key, or with a key that cannot be, has nothing behind it. Nor has one
-        that was out of sequence, which `check` has noted.
+        A message without a key, or with one that is empty or too long, has nothing behind it. Nor
+        has one that was out of sequence, which `check` has noted.
         """
-        if key and len(key) <= limits.KEY_BYTES_MAX and error.code.name != "out_of_sequence":
+        if key is None or error.code.name == "out_of_sequence":
+            return
+        if 0 < len(key.encode()) <= limits.KEY_BYTES_MAX:
             self._hold(producer, route.partitions[route.place(key)[0]], sequence)
 
     def on_not_stored(self, partition: Partition, header: Header) -> None:

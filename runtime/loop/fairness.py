@@ -43,7 +43,8 @@ After each read the storage's thread has its turn. A client that has its next re
 last one is answered keeps the loop's thread running without an end. Linux lets a thread that has
 waited for the disk go on when the running one has used up its slice, or gives way. If both share a
 core, a short commit takes several times as long. So the loop gives way while something is stored,
-which costs next to nothing if no thread waits for the core (measured: docs/benchmarks/tuning.md).
+which costs next to nothing if no thread waits for the core (measured:
+docs/benchmarks/tuning.md#the-loop-yields-its-core).
 Beside a heavy queue, a read's messages go to the storage before that, because the turn that is
 given away may be long.
 
@@ -155,7 +156,7 @@ class ArrivalGate:
 LARGE_READ_BYTES: Final = 64 * 1024
 LARGE_READS_PER_PAUSE: Final = 1
 """Number of sockets that are read again after a large read, in each pause of a millisecond.
-measured: docs/benchmarks/tuning.md"""
+measured: docs/benchmarks/tuning.md#large-reads"""
 _LARGE_READ_PAUSE_S: Final = 0.001
 _GIVE_WAY: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None)  # not on macOS
 

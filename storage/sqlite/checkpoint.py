@@ -27,7 +27,7 @@ from typing import Final
 
 SLICE_BYTES: Final = 128 * 1024
 """Bytes handed to commits after which a slice is due as soon as no task waits. Smaller slices take
-hardly less time. measured: docs/benchmarks/tuning.md"""
+hardly less time. measured: docs/benchmarks/tuning.md#the-write-ahead-log-in-slices"""
 SLICE_EVERY_S: Final = 0.02
 """The least time between two slices, in seconds. Small slices that follow at once would cost a
 queue that is alone, and brings 40 MB/s, a tenth of its messages."""
@@ -58,13 +58,13 @@ class Checkpointer:
 
     `mark`: a connection that does nothing but mark a point in the WAL. `slicer`: one that does
     nothing but slices. It makes no fsyncs, because they would sync a WAL that was synced (measured:
-    docs/benchmarks/tuning.md). `close` closes it before the others; if it were the last one, SQLite
-    would copy everything with it. Both are used by the writer's thread, between two of its
-    transactions, because SQLite before 3.51.3 corrupts a WAL that two connections write and copy at
-    once. `file`: a descriptor of the store's file for fsyncs. Its owner closes it when no
-    connection is open any more, because a process that closes any descriptor of a file loses its
-    locks on it. `on_broken`: called with a sentence, from any thread, when nothing may be copied
-    any more.
+    docs/benchmarks/tuning.md#the-write-ahead-log-in-slices). `close` closes it before the others;
+    if it were the last one, SQLite would copy everything with it. Both are used by the writer's
+    thread, between two of its transactions, because SQLite before 3.51.3 corrupts a WAL that two
+    connections write and copy at once. `file`: a descriptor of the store's file for fsyncs. Its
+    owner closes it when no connection is open any more, because a process that closes any
+    descriptor of a file loses its locks on it. `on_broken`: called with a sentence, from any
+    thread, when nothing may be copied any more.
     """
 
     def __init__(

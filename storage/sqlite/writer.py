@@ -13,7 +13,7 @@ millisecond if the core was halted, and its caches have nothing of what the othe
 written. On one core a turn is a switch. With large commits there is enough work that needs no lock
 (SQLite, the kernel), and two cores do more. The loop itself runs wherever the kernel puts it,
 because threads and processes that it starts would stay where it was kept. measured:
-docs/benchmarks/tuning.md
+docs/benchmarks/tuning.md#the-writer-on-the-loops-core
 
 `CommitHandoff` gives the interpreter's lock to the writer's thread from the beginning of a commit
 until its COMMIT. The writer has slept, has to wake up, and only then asks for the lock. The loop,
@@ -21,9 +21,9 @@ which goes from socket to socket, gives the lock up at each of them for as long 
 takes the lock back before the writer is awake, and each time Python's timer of half a millisecond,
 which would force the loop to give it up, starts again. So the writer began milliseconds after it
 had been handed a commit, and waited as long again between two statements (measured:
-docs/benchmarks/tuning.md). Therefore the loop waits for as long as the statements take. It would
-need the lock for anything else that it did meanwhile. For the fsync, which needs no lock, it does
-not wait.
+docs/benchmarks/tuning.md#the-loop-waits-until-the-writers-commit). Therefore the loop waits for as
+long as the statements take. It would need the lock for anything else that it did meanwhile. For the
+fsync, which needs no lock, it does not wait.
 """
 
 import asyncio

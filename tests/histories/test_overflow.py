@@ -44,6 +44,23 @@ async def test_a_full_queue_refuses_and_takes_again_when_there_is_room(house: Ho
     assert await house.publish(queue, numbered(1, first=4)) == [(0, 3, False)]
 
 
+async def test_a_queue_whose_storage_is_away_for_a_moment_is_relieved_afterwards(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R12: also when nothing is published to it any more."""
+    queue = await house.queue(messages_max=3, overflow="dead_letter")
+    await house.group(queue)
+    await house.publish(queue, numbered(8))
+    with monkeypatch.context() as away:
+        away.setattr(house.memory, "partitions", unavailable)
+        await house.broker.janitor.look()
+    await _relieved(house, 3)
+
+
+async def unavailable(_queue_id: str) -> list[PartitionState]:
+    raise Refused("storage_unavailable", "the store is away")
+
+
 async def test_overflow_moves_the_oldest_to_the_dead_letters(house: House) -> None:
     """R12, P1: Without a consumer, the oldest messages beyond the bound move on, each with its
     reason. The rest is delivered."""

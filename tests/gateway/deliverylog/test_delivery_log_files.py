@@ -1,6 +1,7 @@
 """The delivery log's files: when one is finished, what all take, what a full disk, a full queue, a
 kill and a torn line leave."""
 
+import errno
 import json
 import os
 import resource
@@ -101,6 +102,28 @@ def test_a_file_is_finished_by_its_last_line_and_its_name(tmp_path: Path) -> Non
     assert (len(lines), end["gateway"], "recovered" in end) == (1, GATEWAY, False)
     assert (end["began_unix_ms"], end["number"]) == (BEGAN_MS, 1)
     assert (parts(tmp_path), log.number) == ([], 2)
+
+
+def test_a_file_that_cannot_be_renamed_goes_on_without_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that has no room for a name, and then has. What follows stands before the last
+    line."""
+    log = files(tmp_path)
+    log.append(settled(1) + b"\n", 1, now=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refuse)
+        with pytest.raises(OSError, match="no room"):
+            log.finish(wall=0)
+    log.append(settled(2) + b"\n", 1, now=0)
+    log.finish(wall=0)
+    (path,) = finished(tmp_path)
+    lines, end = read(path)
+    assert (len(lines), end["lines"]) == (2, 2)
+
+
+def refuse(*_: object) -> Path:
+    raise OSError(errno.ENOSPC, "no room")
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["in the middle of a file", "behind one"])

@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,20 @@ def orders(plan: Plan, route: Route) -> SendingOrders:
     for key in plan.held:
         made.on_refused(PRODUCER, route, key, SEQUENCE - 1, Refused("overloaded"))
     return made
+
+
+@pytest.mark.parametrize(
+    ("key", "holds"),
+    [("é" * 512, True), ("é" * 512 + "x", False), ("x" * 1024, True), ("x" * 1025, False)]
+    + [("", False), (None, False)],
+)
+def test_nothing_is_held_up_behind_a_key_that_no_message_may_have(
+    key: str | None, holds: bool
+) -> None:
+    """R7: a key's length counts in bytes."""
+    held = SendingOrders()
+    held.on_refused(PRODUCER, Route(queue()), key, SEQUENCE, Refused("overloaded"))
+    assert bool(held.held) == holds
 
 
 def one_by_one(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[str | None]]:
