@@ -1,14 +1,16 @@
 """Appending on Redis or Valkey (R10): arguments and replies, rows of the stream, certification.
 
-A record is sealed here, judged by the store's function `append`, and certified by a second act once
-its copies were counted. A record at the level `local` that follows records of a higher level waits
-only for a moment until their copies are counted, because a replica may be away.
+A record is sealed here, and judged by the store's function `append`. Once its copies were counted,
+a second act certifies it, with all others of its queue that were appended together. A record at the
+level `local` that follows records of a higher level waits only for a moment until their copies are
+counted, because a replica may be away.
 """
 
 import asyncio
 import hashlib
+import itertools
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from struct import Struct
@@ -307,11 +309,11 @@ class RedisAppender:
         key = queue_key(append.partition.queue_id)
         return self._shard.act(function, [key], args, level=append.durability, lane=lane)
 
-    def _certify(self, partition: Partition, end: int) -> Awaitable[Sequence[int]]:
-        """Certify the messages below `end`, whose copies were counted. The reply begins with the
-        certified end."""
-        key, number = queue_key(partition.queue_id), partition.number
-        return self._shard.act("certify", [key], [number, end], level="local")
+    def _certify(self, queue_id: str, ends: Mapping[int, int]) -> Awaitable[Sequence[int]]:
+        """Certify the messages below these ends of a queue's partitions, whose copies were counted.
+        The reply has, for each partition, its certified end and the end of its log."""
+        args: list[Arg] = [number for pair in ends.items() for number in pair]
+        return self._shard.act("certify", [queue_key(queue_id)], args, level="local")
 
     async def _certify_local(self, partition: Partition, end: int) -> int:
         """Certify records at the level `local` that follow records of a higher one whose copies
@@ -340,7 +342,8 @@ class RedisAppender:
                 )
                 # The primary that answered the append may have had more than this one had when it
                 # counted.
-                certified, _ = await self._certify(partition, min(end, counted))
+                ends = {partition.number: min(end, counted)}
+                certified, _ = await self._certify(partition.queue_id, ends)
                 self._tell(partition, certified)
                 done = end
             self._late.discard(partition)
@@ -368,12 +371,16 @@ class RedisAppender:
             if answer.appended.count
         }
 
-        counted = [one for one in ends if one not in local]
-        replies = asyncio.gather(*(self._certify(one, ends[one]) for one in counted))
+        counted: dict[str, dict[int, int]] = {}  # queue → ends whose copies were counted
+        for partition, end in ends.items():
+            if partition not in local:
+                counted.setdefault(partition.queue_id, {})[partition.number] = end
+        replies = asyncio.gather(*itertools.starmap(self._certify, counted.items()))
         found = await asyncio.gather(*(self._certify_local(one, ends[one]) for one in local))
         reached = dict(zip(local, found, strict=True))
-        for partition, (certified, _) in zip(counted, await replies, strict=True):
-            reached[partition] = certified
+        for (queue_id, of_queue), reply in zip(counted.items(), await replies, strict=True):
+            for number, certified in zip(of_queue, reply[::2], strict=True):
+                reached[Partition(queue_id, number)] = certified
         for partition, end in (grown | reached).items():
             self._tell(partition, end)
         return [

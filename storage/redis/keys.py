@@ -25,7 +25,8 @@ from typing import Final
 from push.places import CursorPlace, Partition
 
 CERTIFIED_CHANNELS: Final = "tocsin:certified:"
-"""Prefix of channels, followed by the partition. Their messages are certified ends, in decimal."""
+"""Prefix of channels, followed by the tag of the queue and ":". Their messages are the partitions
+that have a new certified end, each followed by it, in decimal."""
 LETTER_CHANNELS: Final = "tocsin:letters:"
 """Prefix of channels, followed by the place. Their messages are the ids of letters that came."""
 ANSWER_CHANNELS: Final = "tocsin:answers:"
@@ -38,14 +39,18 @@ def queue_key(queue_id: str) -> str:
     return f"{{{queue_id}}}:queue"
 
 
-def partition_of(channel: bytes) -> Partition | None:
-    """Return the partition whose certified ends a channel carries; None: it is none of these
-    channels."""
-    name = channel.decode("utf-8", "replace")
-    queue, _, number = name.removeprefix(CERTIFIED_CHANNELS).rpartition(":")
-    if not queue.startswith("{") or not queue.endswith("}") or not number.isdecimal():
-        return None
-    return Partition(queue[1:-1], int(number))
+def certified_ends(channel: bytes, message: bytes) -> list[tuple[Partition, int]]:
+    """Return the certified ends that a message on one of these channels names. Empty: it is none of
+    them, or no such message."""
+    queue = channel.decode("utf-8", "replace").removeprefix(CERTIFIED_CHANNELS)
+    words = message.split()
+    if not queue.startswith("{") or not queue.endswith("}:") or len(words) % 2:
+        return []
+    if not all(word.isdigit() for word in words):
+        return []
+    numbers = list(map(int, words))
+    pairs = zip(numbers[::2], numbers[1::2], strict=True)
+    return [(Partition(queue[1:-2], number), end) for number, end in pairs]
 
 
 def place_of(channel: bytes) -> CursorPlace | None:

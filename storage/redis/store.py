@@ -266,9 +266,9 @@ class RedisStorage:
                 self._wake_up(partition, certified)
 
     def _on_certified(self, channel: bytes, message: bytes) -> None:
-        partition = redis_keys.partition_of(channel)
-        if partition is not None and message.isdigit() and not self._closed:
-            self._wake(partition, int(message))
+        if not self._closed:
+            for partition, certified in redis_keys.certified_ends(channel, message):
+                self._wake(partition, certified)
 
     def on_certified(self, wake_up: WakeUp) -> None:
         """Register the one wake-up, which is also called for appends of other gateways."""

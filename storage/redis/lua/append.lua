@@ -415,7 +415,9 @@ local function append(keys, args)
     redis.call('HSET', prefix .. 'queue',
       'messages', text(total.messages), 'bytes', text(total.bytes))
     if args[2] == 'local' and log.certified == first then
-      certify(prefix, n, log, log.next)
+      local news = {}
+      certify(prefix, n, log, log.next, news)
+      announce(prefix, news)
     end
   end
   local answer = {first, done.count, log.certified, log.next, log.generation}
@@ -431,13 +433,20 @@ act('append', append)
 -- The same at memory's end, for what stores nothing: duplicates and refusals.
 act('append_refused', append, {'allow-oom'})
 
--- args: partition, end. Copies of everything below the end were counted. The certified end, and
--- that of the log.
+-- args: for each of some partitions, its number and an end. Copies of everything below the ends were
+-- counted. For each, the certified end, and that of the log.
 change('certify', function(prefix, args)
-  local log = partition_of(prefix, args[1])
-  if not log then
-    return refused('queue_not_found', 'the storage has no such partition')
+  local logs, news, ends = {}, {}, {}
+  for at = 1, #args, 2 do
+    logs[at] = partition_of(prefix, args[at])
+    if not logs[at] then
+      return refused('queue_not_found', 'the storage has no such partition')
+    end
   end
-  certify(prefix, args[1], log, tonumber(args[2]))
-  return {log.certified, log.next}
+  for at = 1, #args, 2 do
+    certify(prefix, args[at], logs[at], tonumber(args[at + 1]), news)
+    ends[at], ends[at + 1] = logs[at].certified, logs[at].next
+  end
+  announce(prefix, news)
+  return ends
 end)

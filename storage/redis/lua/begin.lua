@@ -100,13 +100,21 @@ local function begins(prefix, n, offset)
   return offset
 end
 
--- What is below `upto` is certified (R10): whoever waits is told.
-local function certify(prefix, n, log, upto)
+-- What is below `upto` is certified (R10). `news`: a list that gets partition and end, if the end is
+-- new; `announce` sends it to those who wait.
+local function certify(prefix, n, log, upto, news)
   upto = math.min(upto, log.next)
   if upto > log.certified then
     log.certified = upto
     redis.call('HSET', prefix .. 'p:' .. n, 'certified', text(upto))
-    redis.call('PUBLISH', 'tocsin:certified:' .. prefix .. n, text(upto))
+    news[#news + 1] = n
+    news[#news + 1] = text(upto)
+  end
+end
+
+local function announce(prefix, news)
+  if #news > 0 then
+    redis.call('PUBLISH', 'tocsin:certified:' .. prefix, table.concat(news, ' '))
   end
 end
 

@@ -196,6 +196,7 @@ change('purge', function(prefix, args)
   end
   local from = tonumber(args[2])
   local upto = math.min(from + tonumber(args[3]), count)
+  local news = {}
   for n = from, upto - 1 do
     local log = partition_of(prefix, n)
     if args[1] == '' then
@@ -205,7 +206,7 @@ change('purge', function(prefix, args)
         prefix .. 'bad:' .. n, prefix .. 'quarantine:' .. n)
       forget_examined(prefix, n)
       -- all of it is gone for everybody: what had no copies yet as well
-      certify(prefix, n, log, log.next)
+      certify(prefix, n, log, log.next, news)
       redis.call('HSET', prefix .. 'p:' .. n, 'start', text(log.next))
     else
       local row = redis.call('HMGET', cursor_key('c', prefix, n, args[1]), 'floor', 'passed')
@@ -218,6 +219,7 @@ change('purge', function(prefix, args)
       end
     end
   end
+  announce(prefix, news)
   return {gone, upto < count and upto or -1}
 end)
 

@@ -60,8 +60,14 @@ def orders(plan: Plan, route: Route) -> SendingOrders:
 
 @pytest.mark.parametrize(
     ("key", "holds"),
-    [("é" * 512, True), ("é" * 512 + "x", False), ("x" * 1024, True), ("x" * 1025, False)]
-    + [("", False), (None, False)],
+    [
+        ("é" * 512, True),
+        ("é" * 512 + "x", False),
+        ("x" * 1024, True),
+        ("x" * 1025, False),
+        ("", False),
+        (None, False),
+    ],
 )
 def test_nothing_is_held_up_behind_a_key_that_no_message_may_have(
     key: str | None, holds: bool

@@ -11,10 +11,12 @@ from push.errors import Refused, Unknown
 from push.places import Durability, Partition
 from push.ranges import Dead
 from push.storage_port import PLAIN, Append, Lane, Retry, Side
-from storage.redis.keys import queue_key
+from storage.redis.append import append_args
+from storage.redis.keys import certified_ends, queue_key
 from storage.redis.port import Arg, OnMessage, Shard, ShardHealth
 from storage.redis.shard import Marks, RedisShard, Settings
 from storage.redis.store import RedisStorage
+from storage.rules.append import open_header
 from tests.contract.redis_single import INCARNATION, ask, redis_store_of
 from tests.contract.stores import (
     ANN,
@@ -390,6 +392,67 @@ async def test_what_the_store_has_lost_is_settled_by_nobody(
         await store.write_cursors([write])
     assert await store.cursor(G0) == before
     await store.write_cursors([change(settled=[(1, 2)])])
+
+
+async def test_what_is_appended_together_is_certified_by_one_act(
+    losing: tuple[RedisStorage, Losing], server: Settings
+) -> None:
+    """R10: for each queue, and other gateways hear of all partitions at once."""
+    store, shard = losing
+    for queue_id in ("q-1", "q-2"):
+        await store.create_queue(queue_id, 3)
+    heard: dict[Partition, int] = {}
+    async with redis_store_of(server, Clock()) as other:
+        other.on_certified(heard.__setitem__)
+        await other._shard.wait_subscribed()  # type: ignore[attr-defined]
+        shard.acts.clear()
+        places = [Partition(queue_id, n) for queue_id in ("q-1", "q-2") for n in (0, 2)]
+        answers = await store.append([append(place, messages=2) for place in places])
+        assert [answer.certified for answer in answers] == [2] * 4
+        assert shard.acts.count(("certify", "local")) == 2
+        await eventually(lambda: len(heard) == 4)
+    assert heard == dict.fromkeys(places, 2)
+
+
+@pytest.mark.parametrize(
+    ("channel", "message", "ends"),
+    [
+        (b"tocsin:certified:{q-1}:", b"0 3 12 7", [(P0, 3), (Partition("q-1", 12), 7)]),
+        (b"tocsin:certified:{q-1}:", b"0 3 12", []),
+        (b"tocsin:certified:{q-1}:", b"0 x", []),
+        (b"tocsin:certified:{q-1}:", b"0 -1", []),
+        (b"tocsin:certified:{q-1}:", b"", []),
+        (b"tocsin:certified:{q-1}:0", b"3", []),
+        (b"tocsin:certified:q-1:", b"0 3", []),
+        (b"\xff", b"0 3", []),
+    ],
+)
+def test_a_notice_of_ends_that_is_none_is_passed_over(
+    channel: bytes, message: bytes, ends: list[tuple[Partition, int]]
+) -> None:
+    """Anybody may publish on a channel; a version before used one for each partition."""
+    assert certified_ends(channel, message) == ends
+
+
+async def test_each_partition_is_certified_up_to_its_own_end(
+    server: Settings, store: RedisStorage
+) -> None:
+    """R10: what has no copies yet stays as it is."""
+    shard = store._shard
+    await store.create_queue("q-1", 2)
+    key = [queue_key("q-1")]
+    for partition in (P0, P1):
+        await shard.act("append", key, _args_of(append(partition, messages=3)), level="all")
+    assert await shard.act("certify", key, [0, 3, 1, 1], level="local") == [3, 3, 1, 3]
+    assert await shard.act("certify", key, [1, 0, 0, 9], level="local") == [1, 3, 3, 3]
+    with pytest.raises(Refused, match="no such partition"):
+        await shard.act("certify", key, [1, 3, 2, 1], level="local")
+    assert await shard.act("certify", key, [1, 0], level="local") == [1, 3]
+
+
+def _args_of(record: Append) -> list[Arg]:
+    header = open_header(record)
+    return append_args(record, header, record.payload, wall_unix_ms=int(START_UNIX_S * 1000))
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
