@@ -182,7 +182,7 @@ class CursorWriter:
             raise error
         elif error.code.retry or len(taken) == 1:
             self._not_written(taken, error)
-        else:  # the answer is about one of them, and none was written
+        else:  # the answer is about one of them, and it changes nothing to write others again
             for one in taken:
                 self._hand_over([one])
 

@@ -693,7 +693,7 @@ class Committer:
                 try:
                     if isinstance(result, TocsinError):
                         self._fail(commit, at, result)
-                    elif self._is_of_unmade(record, result):
+                    elif self._is_being_made(record, result):
                         unmade = Refused("storage_unavailable", "the queue is being made", UNMADE_S)
                         self._fail(commit, at, unmade)
                     else:
@@ -709,7 +709,7 @@ class Committer:
                 origins.add(record.runs, record.partition.number, result, header)
             self._group.log.add_commit(origins)
 
-    def _is_of_unmade(self, record: OpenRecord, result: Appended) -> bool:
+    def _is_being_made(self, record: OpenRecord, result: Appended) -> bool:
         """Whether the storage does not have a queue that the catalog has: it is not made there yet,
         and not gone."""
         return bool(

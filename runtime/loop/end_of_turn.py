@@ -6,7 +6,8 @@ They are collected while the commit is answered, and run at the end of that same
 of such a block they run in the next turn. Work that is added while work runs is left for the next
 turn, so that a backlog starves nobody.
 
-`call_guarded` calls each of several that a bug in one of them must not concern.
+`call_guarded` is for callbacks of several owners: a bug in one is reported, and the others have
+their turn.
 
 `Deadlines` is one timer for all partitions: leases, backoffs and drains that end by time alone.
 """
@@ -19,7 +20,7 @@ from typing import ParamSpec, Protocol
 from weakref import ref
 
 Work = Callable[[], None]
-P = ParamSpec("P")
+_P = ParamSpec("_P")
 
 
 def report_bug(error: BaseException) -> None:
@@ -27,9 +28,8 @@ def report_bug(error: BaseException) -> None:
     asyncio.get_running_loop().call_exception_handler({"message": "unexpected", "exception": error})
 
 
-def call_guarded(work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call `work` with these arguments. An Exception is reported, and not raised: a bug of one must
-    not cost the others, who are called next, their turn."""
+def call_guarded(work: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+    """Call `work` with these arguments. An Exception is reported, and not raised."""
     try:
         work(*args, **kwargs)
     except Exception as error:

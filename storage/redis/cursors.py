@@ -75,7 +75,7 @@ class RedisCursors:
         shard: Shard,
         *,
         level: Durability,
-        end_of: Callable[[Partition], int] = lambda _: 0,
+        end_of: Callable[[Partition], int],
     ) -> None:
         self._shard = shard
         self._level: Durability = level

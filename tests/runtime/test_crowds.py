@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
+from typing import cast
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.limits.limiter import Limiter
 from gateway.limits.spec import OF_SESSION, parse_limits
-from gateway.net.connections import PART_FRAMES_MAX, Connections
+from gateway.net.connections import PART_FRAMES_MAX, Connections, SessionConnection
 from gateway.net.longpoll import LongPolls
 from gateway.rest.app import Application
 from gateway.session.directory import SessionServices
@@ -336,7 +337,7 @@ class Broken:
 
 
 class Sound:
-    """Its neighbour, which notes what it is asked for."""
+    """A connection that notes what it is asked for."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -359,7 +360,7 @@ async def test_a_connection_with_a_bug_keeps_no_other_from_reading_and_writing()
     )
     connections, sound = paced(), Sound()
     for connection in (Broken(), sound):
-        connections.schedule_flush(connection)  # type: ignore[arg-type]
+        connections.schedule_flush(cast(SessionConnection, connection))
         connections.defer(connection, iter(()))
     await until(lambda: len(sound.calls) == 2)
     assert sorted(sound.calls) == ["read", "write"]

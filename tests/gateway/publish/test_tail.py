@@ -66,11 +66,15 @@ async def test_a_follower_with_a_bug_keeps_nothing_from_the_others() -> None:
     )
     tail, heard = Tail(MemoryStorage()), list[Partition]()
     for listen in (tail.watch, lambda follower: tail.follow(P, follower)):
-        listen(None)  # type: ignore[arg-type]
+        listen(fail)
         listen(heard.append)
     tail.on_certified(P, 1)
     assert heard == [P, P]
     assert len(told) == 2
+
+
+def fail(_partition: Partition) -> None:
+    raise ZeroDivisionError
 
 
 async def test_equal_reads_that_overlap_are_made_once() -> None:

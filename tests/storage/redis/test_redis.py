@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -404,7 +404,7 @@ async def test_what_is_appended_together_is_certified_by_one_act(
     heard: dict[Partition, int] = {}
     async with redis_store_of(server, Clock()) as other:
         other.on_certified(heard.__setitem__)
-        await other._shard.wait_subscribed()  # type: ignore[attr-defined]
+        await cast(RedisShard, other._shard).wait_subscribed()
         shard.acts.clear()
         places = [Partition(queue_id, n) for queue_id in ("q-1", "q-2") for n in (0, 2)]
         answers = await store.append([append(place, messages=2) for place in places])
