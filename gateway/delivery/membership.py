@@ -395,7 +395,18 @@ class MembershipRow:
                 pause_s = min(PAUSE_MAX_S, max(PAUSE_S, PAUSE_RATIO * took_s))
                 self._not_before = began + took_s + pause_s
         self._absent.call_at(self.write_soon)
+        if self._must_let_go():
+            self.write_soon()
         self._host.carry_out()
+
+    def _must_let_go(self) -> bool:
+        """Whether the row names this gateway as draining a partition that it does not have any
+        more, because that ended while the row was being written."""
+        here, has = self._presence.gateway, self._host.has()
+        return any(
+            drain.gateway == here and number not in has
+            for number, drain in self.row.draining.items()
+        )
 
     # enforces: P5
     async def catch_up(self) -> None:

@@ -102,6 +102,29 @@ async def test_consumers_that_join_together_are_one_write(town: Town) -> None:
 
 
 @town()
+async def test_a_partition_that_ends_while_the_row_is_written_is_not_waited_for(town: Town) -> None:
+    """R20: The row that is being written says that this gateway drains it. Nobody here looks at the
+    row again by himself, because the last consumer leaves."""
+    one, two = town.gateways
+    group = await town.group(partitions=4)
+    first, leaving = await one.consumer(group)
+    await two.consumer(group)
+    await town.shared(group)
+    await publish(one, 40)
+    await becomes(lambda: len(leaving.owned_partitions) == 2 and first.bodies)
+    one.metadata.stall("change_membership")
+    retiring = asyncio.create_task(one.runtime(group).retire(leaving))
+    await becomes(lambda: one.metadata.under_way["change_membership"])
+    settled, stale = await ack_all(one, first, leaving)
+    assert settled == len(first.bodies)
+    assert not stale
+    assert not one.runtime(group).owned_partitions, "they have ended"
+    one.metadata.well()
+    await retiring
+    assert await becomes(lambda: len(two.owns(group)) == 4) < 1
+
+
+@town()
 async def test_a_drain_that_does_not_end_is_cut_off(town: Town) -> None:
     """R20: A consumer that hangs holds a partition up for DRAIN_S."""
     one, two = town.gateways
