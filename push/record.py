@@ -12,7 +12,10 @@ opening the payload (R9):
              producer index u16[count] (0: none, else 1-based), sequences u64[count]
     if I     id digests, 32 bytes x count (zeros: no client id)
     if E     expires_unix_ms u64[count] (0: never)
-    if D     deliver_at_unix_ms u64[count];  if Q  priority u8[count]   (read; nothing sets them)
+    if D     deliver_at_unix_ms u64[count], id hashes u64[count] (0: no client id)
+    if Q     priority u8[count]   (read; nothing sets it)
+
+A record with the columns of D goes to the due store (`push.due`), all of it.
 
 All little-endian. Offsets are not inside. The storage assigns them, and the same bytes are stored
 whichever they become. A record some of whose messages were duplicates is stored with a skip list
@@ -23,7 +26,7 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, repeat, starmap
 from operator import add
 from typing import Any, Final
@@ -41,8 +44,13 @@ MESSAGE_MEMORY_BYTES: Final = 64
 (tracemalloc, 3.11: 990 and 60). A hundred thousand records of one small message are 140 MB, not
 30."""
 _NOTHING: Final = array("Q")
+_NOT_DUE: Final = (0, 0)
 _NONE: Final[list[Any]] = []
 """A missing column. It is shared, so that a record of one message is fewer objects."""
+
+
+def _nothing() -> "array[int]":
+    return _NOTHING
 
 
 class RecordDamaged(ValueError):
@@ -68,6 +76,9 @@ class Header:
     expires_unix_ms: "array[int]"
     deliver_at_unix_ms: "array[int]"
     priorities: bytes
+    id_hashes: "array[int]" = field(default_factory=_nothing)
+    """Hashes of the client ids alone, without the keys, for whoever looks for an id and does not
+    know its key. Only beside `deliver_at_unix_ms`."""
 
     @property
     def count(self) -> int:
@@ -91,6 +102,7 @@ class Header:
             self.expires_unix_ms,
             self.deliver_at_unix_ms,
             self.priorities,
+            self.id_hashes,
         )
 
     def encode(self) -> bytes:
@@ -121,6 +133,9 @@ class Header:
             parts += [self.producer_indexes.tobytes(), self.sequences.tobytes()]
         parts += self.digests
         parts += [self.expires_unix_ms.tobytes(), self.deliver_at_unix_ms.tobytes()]
+        if self.deliver_at_unix_ms:
+            hashes = self.id_hashes or array("Q", bytes(8 * len(self.sizes)))
+            parts.append(hashes.tobytes())
         parts.append(self.priorities)
         return b"".join(parts)
 
@@ -173,6 +188,7 @@ def parse_header(data: bytes) -> Header:
         digests=[take(32) for _ in range(count)] if flags & IDS else [],
         expires_unix_ms=column("Q", 8, bool(flags & EXPIRES)),
         deliver_at_unix_ms=column("Q", 8, bool(flags & DELIVER_AT)),
+        id_hashes=column("Q", 8, bool(flags & DELIVER_AT)),
         priorities=take(count) if flags & PRIORITY else b"",
     )
     if place != len(data):
@@ -235,6 +251,7 @@ class Record:
             digests=[old.digests[i] for i in keep] if old.digests else [],
             expires_unix_ms=picked(old.expires_unix_ms),
             deliver_at_unix_ms=picked(old.deliver_at_unix_ms),
+            id_hashes=picked(old.id_hashes),
             priorities=bytes(old.priorities[i] for i in keep) if old.priorities else b"",
         )
         return Record(self.first, header, b",".join(pieces))
@@ -298,6 +315,7 @@ class Record:
             digests=old.digests[one],
             expires_unix_ms=old.expires_unix_ms[one],
             deliver_at_unix_ms=old.deliver_at_unix_ms[one],
+            id_hashes=old.id_hashes[one],
             priorities=old.priorities[one],
         )
         return Record(offset, header, self.slice(offset, offset))
@@ -340,6 +358,7 @@ class RecordBuilder:
     __slots__ = (
         "_contexts",
         "_current",
+        "_due",
         "_expires",
         "_ids",
         "_indexes",
@@ -362,6 +381,7 @@ class RecordBuilder:
         self._sequences: list[int] = []
         self._ids: dict[int, bytes] = {}
         self._expires: dict[int, int] = {}
+        self._due: dict[int, tuple[int, int]] = {}
 
     def set_producer(self, producer: bytes, resolved: int) -> None:
         """Name the producer of the messages that are added next. `resolved`: all of its sequences
@@ -404,12 +424,17 @@ class RecordBuilder:
         if expires_unix_ms:
             self._expires[place] = expires_unix_ms
 
+    def schedule(self, place: int, due_unix_ms: int, id_hash: int) -> None:
+        """Set when message number `place` is due, and the hash of its client id (0: it has none).
+        All messages of the record have to be scheduled, or none."""
+        self._due[place] = (due_unix_ms, id_hash)
+
     def close(
         self, *, record_id: bytes, published_unix_ms: int, ring_epoch: int, tenant: int
     ) -> tuple[bytes, bytes, Header]:
         """Make the record. Returns (header bytes, payload, parsed header)."""
         count = self.count
-        ids, expires = self._ids, self._expires
+        ids, expires, due = self._ids, self._expires, self._due
         with_producers = bool(self._contexts)
         header = Header(
             tenant=tenant,
@@ -425,7 +450,12 @@ class RecordBuilder:
             expires_unix_ms=(
                 array("Q", [expires.get(i, 0) for i in range(count)]) if expires else _NOTHING
             ),
-            deliver_at_unix_ms=_NOTHING,
+            deliver_at_unix_ms=(
+                array("Q", [due.get(i, _NOT_DUE)[0] for i in range(count)]) if due else _NOTHING
+            ),
             priorities=b"",
+            id_hashes=(
+                array("Q", [due.get(i, _NOT_DUE)[1] for i in range(count)]) if due else _NOTHING
+            ),
         )
         return header.encode(), b",".join(self.payloads), header

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, Protocol
 
+from push.due import DueMessage, DuePlace, DueRead, DueState
 from push.histogram import Took
 from push.letters import Inbox
 from push.places import CursorPlace, Durability, Parked, ParkedLine, Partition
@@ -54,6 +55,11 @@ class Append:
     message_bytes_max: int = 0
     """Bytes that a single message may have, as JSON; 0: no bound. A larger one is
     `message_too_large`: it never fits, however much leaves the queue."""
+    due_messages_max: int = 0
+    """Number of messages of the whole queue that may wait in this storage until they are due; 0: no
+    bound. Those beyond it are `schedule_full`."""
+    due_bytes_max: int = 0
+    """The same for their bytes, as JSON."""
     parsed: Header | None = field(default=None, compare=False, repr=False)
     """The content of `header`, from the gateway that has just made it. It is not checked."""
 
@@ -67,10 +73,20 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The outcome of a message that waits in the due store, or did so: its number there
+    (`push.due`), for a duplicate that of the original."""
+
+    number: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class NotStored:
     """The outcome of a message that was not stored. `code` is one of sequence_too_old,
-    out_of_sequence, message_too_large, limit_reached, queue_full, too_many_in_flight, storage_full,
-    queue_not_found, storage_unavailable (the partition is sealed)."""
+    out_of_sequence, message_too_large, limit_reached, queue_full, schedule_full,
+    too_many_in_flight, storage_full, queue_not_found, storage_unavailable (the partition is
+    sealed), cancelled (it was scheduled before, and then cancelled)."""
 
     code: str
 
@@ -89,8 +105,11 @@ class Appended:
     count: int
     certified: int
     generation: int
-    outcomes: tuple[Stored | NotStored, ...] | None = None
+    outcomes: "tuple[Outcome, ...] | None" = None
     skips: tuple[int, ...] = ()
+
+
+Outcome = Stored | Scheduled | NotStored
 
 
 # --- Cursors -----------------------------------------------------------------------------------
@@ -352,8 +371,80 @@ class StorageInspection(Protocol):
         or the partition is unknown."""
 
 
+class DueStore(Protocol):
+    """The due stores of a storage's partitions (`push.due`). Messages come into them by
+    `Storage.append`: a record whose header says when its messages are due goes there whole. Such an
+    append certifies nothing. Deduplication spans log and due store (P4): a message that comes again
+    has the outcome of the first time, also after it was moved."""
+
+    async def first(
+        self, partition: Partition, until_unix_ms: int, *, count_max: int, bytes_max: int
+    ) -> DueRead:
+        """Return the first messages that are due at `until_unix_ms` or before, in order: at most
+        `count_max` of at most `bytes_max` bytes as JSON together, but at least one."""
+
+    async def move(self, messages: Sequence[DueMessage], append: Append) -> Appended | None:
+        """Append a record to the log, and remove these messages, all of its partition, from the due
+        store: one act. The record has their forms in the log, in their order, and neither producers
+        nor ids. No bound of the queue is judged, because they count since they were published. The
+        ids are remembered for the append's `dedup_window_s` from now on.
+
+        Returns None, and nothing happened, if one of them is not in the due store any more in the
+        version that is named: it was moved, cancelled, changed or purged. Raises as
+        `Storage.append` does; after Unknown, look at `first` again.
+        """
+
+    async def find(self, partition: Partition, numbers: Sequence[int]) -> list[DueMessage]:
+        """Return those of these messages that wait in the due store, in the order of `numbers`."""
+
+    async def look(
+        self,
+        partition: Partition,
+        *,
+        key_hash: int | None = None,
+        id_hash: int | None = None,
+        after: DuePlace | None = None,
+        count_max: int = 100,
+    ) -> DueRead:
+        """Return the first messages after a place, in order, also those that are not due: all, or
+        those with this hash of the key, of the id, or both."""
+
+    async def cancel(self, partition: Partition, number: int, *, remember_s: float) -> bool:
+        """Remove a message for good. Returns False, and nothing happened, if it does not wait
+        there. Its id and its sequence are answered `cancelled` from then on, its id for at least
+        `remember_s` seconds."""
+
+    async def change(self, message: DueMessage) -> bool:
+        """Give the message of this number, which is in the due store in the version of `message`,
+        the due time and payload of `message`; its version grows by one. Number, key and id stay.
+        No bound of the queue is judged. Returns False, and nothing happened, if it does not wait
+        there in this version."""
+
+    async def fate(self, partition: Partition, number: int) -> Stored | NotStored | None:
+        """Return what became of a message that is not in the due store: where it is in the log, or
+        NotStored("cancelled"). None: it waits, was never there, or that is forgotten
+        (`dedup_window_s` after the move)."""
+
+    async def known(self, partition: Partition, digest: bytes) -> Outcome | None:
+        """Return the outcome that a message with this client id would have if it came again; None:
+        the id is not known, or is forgotten. Changes nothing."""
+
+    async def states(self, queue_id: str) -> list[DueState]:
+        """Return the state of each partition's due store; empty: the queue is unknown."""
+
+    def on_due(self, noticed: Callable[[Partition, int], None]) -> None:
+        """Register the one callback that is called on the event loop with a partition and the time,
+        in unix milliseconds, at which its first message is due, after something was scheduled
+        there or changed. Over a shared store it is also called for what others have scheduled, as a
+        rule. Notices may be lost."""
+
+
 class Storage(StorageInspection, Protocol):
     """The port. Calls may overlap; acts on one partition take effect in the order of the calls."""
+
+    @property
+    def due(self) -> DueStore:
+        """The due stores of the partitions."""
 
     @property
     def inbox(self) -> Inbox | None:

@@ -10,9 +10,11 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from push import limits
+from push.due import TICKET, DueMessage, DuePlace, DueRead, DueState, fate_mark, place_in_order
 from push.errors import Fenced, Refused, Unknown
 from push.letters import ASKER_CHARS, AnyLetter
 from push.places import CursorPlace, Durability, ParkedLine, Partition
@@ -28,12 +30,15 @@ from push.storage_port import (
     Damage,
     Lane,
     MessageStatus,
+    NotStored,
+    Outcome,
     Owned,
     PartitionState,
     Read,
     Sealer,
     Start,
     StorageState,
+    Stored,
     WakeUp,
     Written,
 )
@@ -46,11 +51,23 @@ from storage.rules.append import (
     QueueTotal,
     append_record,
     id_bucket,
+    known_outcome,
     line_bucket,
     nowhere,
     open_header,
 )
 from storage.rules.cursor import GroupCursor, check_write, count_dead, start_floor
+from storage.rules.due import (
+    append_moved,
+    are_there,
+    changed,
+    check_moved,
+    check_sealable,
+    due_messages,
+    fate_of,
+    ids_of_cancelled,
+    ids_of_moved,
+)
 
 
 @dataclass(slots=True)
@@ -72,6 +89,15 @@ class StoredRecord:
         return self.record.last - self.record.first + 1
 
 
+@dataclass(frozen=True, slots=True)
+class StoredDue:
+    """A message of a due store as it is kept: its payload is in the stored form. `size`: its size
+    as JSON."""
+
+    message: DueMessage
+    size: int
+
+
 @dataclass(slots=True)
 class MemoryPartition:
     """A partition: its log, its producers, its cursors."""
@@ -87,7 +113,54 @@ class MemoryPartition:
     """Group → offset → key hash: the side lines."""
     damage: list[Damage] = field(default_factory=list)
     """Records that could not be opened, and were quarantined (R30)."""
+    due: dict[int, StoredDue] = field(default_factory=dict)
+    """Number → message in the due store."""
     sealer: Sealer = PLAIN
+
+    def find_ids(self, wall_unix_ms: int, digests: list[bytes]) -> dict[bytes, int]:
+        """Return digest → place of those of these ids that are remembered."""
+        waiting = {one.message.digest: TICKET + number for number, one in self.due.items()}
+        live = [waiting, *(self.ids[until] for until in self.buckets.live(wall_unix_ms))]
+        return {digest: ids[digest] for ids in live for digest in digests if digest in ids}
+
+    def remember(self, ids: Sequence[tuple[bytes, int]], until: int, wall_unix_ms: int) -> None:
+        """Remember (digest, place) until this time, and forget what is due to be forgotten."""
+        if ids:
+            self.buckets.add(until)
+            self.ids.setdefault(until, {}).update(ids)
+        for passed in self.buckets.passed(wall_unix_ms):
+            self.buckets.remove(passed)
+            del self.ids[passed]
+
+    def keep_due(self, message: DueMessage) -> None:
+        """Put a message into the due store, or exchange the one of this number."""
+        sealed = self.sealer.seal(self.log.partition, message.header(), message.payload, 1)
+        self.due[message.number] = StoredDue(replace(message, payload=sealed), len(message.payload))
+
+    def open_due(self, stored: Sequence[StoredDue]) -> tuple[list[DueMessage], tuple[int, ...]]:
+        """Return these messages with their payloads, and the numbers of those that are damaged,
+        which leave the due store."""
+        opened: list[DueMessage] = []
+        damaged: list[int] = []
+        for one in stored:
+            message = one.message
+            try:
+                plain = self.sealer.unseal(self.log.partition, message.header(), message.payload)
+            except RecordDamaged:
+                damaged.append(message.number)
+                del self.due[message.number]
+                self.log.leave_due(1, one.size)
+            else:
+                opened.append(replace(message, payload=plain))
+        return opened, tuple(damaged)
+
+    def in_order(self) -> list[StoredDue]:
+        """Return all messages of the due store, in their order."""
+        return sorted(self.due.values(), key=lambda one: place_in_order(one.message))
+
+    def first_due(self) -> int | None:
+        """Return when the first message is due; None: there is none."""
+        return min((one.message.due_unix_ms for one in self.due.values()), default=None)
 
     def append(self, stored: StoredRecord) -> None:
         """Keep a record. If payloads are sealed, the plain payload is not kept."""
@@ -141,6 +214,7 @@ class MemoryPartition:
         """Retain nothing below the end."""
         self.records = []
         self.damage = []
+        self.due = {}
         self.log.drop_all()
 
     def _may_go(self, stored: StoredRecord, due_unix_ms: int) -> bool:
@@ -209,6 +283,7 @@ class MemoryStorage:
         self._wake_up: WakeUp | None = None
         self._closed = False
         self._lost_answers: list[bool] = []
+        self.due = MemoryDueStore(self)
         self.publishable = True
         """Whether new messages are taken. False: they are answered `storage_full`, as if free space
         were below the reserve."""
@@ -237,6 +312,34 @@ class MemoryStorage:
     async def incarnation(self) -> str:
         self._check_open()
         return self._incarnation
+
+    # --- What the due stores need ----------------------------------------------------------------
+
+    def enter(self) -> int:
+        """Begin an act. Returns the wall time in unix milliseconds. Raises Refused: it is
+        closed."""
+        self._check_open()
+        return self._wall_unix_ms()
+
+    def at(self, partition: Partition) -> MemoryPartition | None:
+        """Return a partition; None: there is none."""
+        return self._find(partition)
+
+    def of_queue(self, queue_id: str) -> list[MemoryPartition]:
+        """Return the partitions of a queue; empty: it is unknown."""
+        return self._queues.get(queue_id, [])
+
+    def take_lost_answer(self) -> bool | None:
+        """Return whether the act that now begins is made though its answer is lost; None: it is
+        answered."""
+        return self._lost_answers.pop(0) if self._lost_answers else None
+
+    def on_growth(self, partition: Partition, end: int) -> None:
+        """Tell that a partition is certified up to `end`."""
+        if self._wake_up is not None:
+            self._wake_up(partition, end)
+
+    # --- Queues ------------------------------------------------------------------------------
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
         self._check_open()
@@ -292,7 +395,8 @@ class MemoryStorage:
         count = 0
         for at in queue:
             end = at.log.next_offset
-            count += at.log.messages if group_id is None else at.cursors[group_id].unsettled(end)
+            waiting = at.log.messages + at.log.due_messages
+            count += waiting if group_id is None else at.cursors[group_id].unsettled(end)
             for name in at.cursors if group_id is None else (group_id,):
                 at.replace(name, end)
             if group_id is None:
@@ -329,6 +433,8 @@ class MemoryStorage:
             answers.append(effect.appended)
             if effect.appended.count:
                 certified[append.partition] = at.log.next_offset
+            if effect.due:
+                self.due.notice(append.partition)
         if self._wake_up is not None:
             for partition, end in certified.items():
                 self._wake_up(partition, end)
@@ -345,25 +451,17 @@ class MemoryStorage:
             line.wake(line_bucket(wall))
             return line
 
-        def find_ids(digests: list[bytes]) -> dict[bytes, int]:
-            live = [at.ids[until] for until in at.buckets.live(wall)]
-            return {digest: ids[digest] for ids in live for digest in digests if digest in ids}
-
         effect = append_record(
             at.log,
             append,
             header,
             line_of=line_of,
-            find_ids=find_ids,
+            find_ids=partial(at.find_ids, wall),
             refuse=None if self.publishable else "storage_full",
         )
-        if effect.ids:
-            until = id_bucket(wall, append.dedup_window_s)
-            at.buckets.add(until)
-            at.ids.setdefault(until, {}).update(effect.ids)
-        for until in at.buckets.passed(wall):
-            at.buckets.remove(until)
-            del at.ids[until]
+        at.remember(effect.ids, id_bucket(wall, append.dedup_window_s), wall)
+        for message in due_messages(append, header, effect.due):
+            at.keep_due(message)
         appended = effect.appended
         if appended.count:
             raw, skips = append.header, appended.skips
@@ -499,6 +597,7 @@ class MemoryStorage:
         if at is None:
             raise Refused("queue_not_found", "the storage has no such partition")
         if at.log.sealed_at is None:
+            check_sealable(at.log)
             at.log.sealed_at = at.log.next_offset
             at.log.successors = tuple(successors)
         return at.log.sealed_at
@@ -574,6 +673,152 @@ class MemoryStorage:
 
     async def close(self) -> None:
         self._closed = True
+
+
+class MemoryDueStore:
+    """`push.storage_port.DueStore` of a storage in memory."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._storage = storage
+        self._noticed: Callable[[Partition, int], None] | None = None
+
+    def on_due(self, noticed: Callable[[Partition, int], None]) -> None:
+        self._noticed = noticed
+
+    def notice(self, partition: Partition) -> None:
+        """Tell when the first message of a partition is due."""
+        at = self._storage.at(partition)
+        due_unix_ms = at.first_due() if at is not None else None
+        if self._noticed is not None and due_unix_ms is not None:
+            self._noticed(partition, due_unix_ms)
+
+    async def first(
+        self, partition: Partition, until_unix_ms: int, *, count_max: int, bytes_max: int
+    ) -> DueRead:
+        at = self._enter(partition)
+        if at is None:
+            return DueRead(())
+        fitting = at.in_order()
+        count, size = 0, 0
+        for one in fitting:
+            size += one.size
+            if one.message.due_unix_ms > until_unix_ms or count == count_max:
+                break
+            if count and size > bytes_max:
+                break
+            count += 1
+        return self._read(at, fitting, count)
+
+    def _enter(self, partition: Partition) -> MemoryPartition | None:
+        self._storage.enter()
+        return self._storage.at(partition)
+
+    def _read(self, at: MemoryPartition, fitting: Sequence[StoredDue], count: int) -> DueRead:
+        opened, damaged = at.open_due(fitting[:count])
+        rest = fitting[count:]
+        next_unix_ms = rest[0].message.due_unix_ms if rest else None
+        return DueRead(tuple(opened), next_unix_ms, damaged)
+
+    async def move(self, messages: Sequence[DueMessage], append: Append) -> Appended | None:
+        wall = self._storage.enter()
+        header = open_header(append)
+        check_moved(messages, header)
+        at = self._storage.at(append.partition)
+        applied = self._storage.take_lost_answer()
+        if applied is False:
+            raise Unknown("the answer of the storage was lost")
+        if at is None:
+            return None
+        if not are_there(messages, {number: one.message for number, one in at.due.items()}):
+            return None
+        ids = ids_of_moved(messages, at.log.next_offset)
+        appended, size = append_moved(at.log, messages, header)
+        at.remember(ids, id_bucket(wall, append.dedup_window_s), wall)
+        for message in messages:
+            del at.due[message.number]
+        sealed = at.sealer.seal(append.partition, append.header, append.payload, header.count)
+        record = Record.load(appended.first, append.header, append.payload, ())
+        published = min(header.published_unix_ms, wall)
+        at.append(StoredRecord(record, published, size, append.header, sealed, ()))
+        self._storage.on_growth(append.partition, at.log.next_offset)
+        await asyncio.sleep(0)
+        if applied:
+            raise Unknown("the answer of the storage was lost")
+        return appended
+
+    async def find(self, partition: Partition, numbers: Sequence[int]) -> list[DueMessage]:
+        at = self._enter(partition)
+        if at is None:
+            return []
+        opened, _ = at.open_due([at.due[number] for number in numbers if number in at.due])
+        return opened
+
+    async def look(
+        self,
+        partition: Partition,
+        *,
+        key_hash: int | None = None,
+        id_hash: int | None = None,
+        after: DuePlace | None = None,
+        count_max: int = 100,
+    ) -> DueRead:
+        at = self._enter(partition)
+        if at is None:
+            return DueRead(())
+        fitting = [
+            one
+            for one in at.in_order()
+            if key_hash in (None, one.message.key_hash)
+            and id_hash in (None, one.message.id_hash)
+            and (after is None or place_in_order(one.message) > after)
+        ]
+        return self._read(at, fitting, count_max)
+
+    async def cancel(self, partition: Partition, number: int, *, remember_s: float) -> bool:
+        wall = self._storage.enter()
+        at = self._storage.at(partition)
+        if at is None or number not in at.due:
+            return False
+        waiting = at.due.pop(number)
+        at.remember(ids_of_cancelled(waiting.message), id_bucket(wall, remember_s), wall)
+        at.log.leave_due(1, waiting.size)
+        await asyncio.sleep(0)
+        return True
+
+    async def change(self, message: DueMessage) -> bool:
+        at = self._enter(message.partition)
+        before = at.due.get(message.number) if at is not None else None
+        if at is None or before is None or before.message.version != message.version:
+            return False
+        at.log.resize_due(len(message.payload) - before.size)
+        at.keep_due(changed(before.message, message))
+        self.notice(message.partition)
+        await asyncio.sleep(0)
+        return True
+
+    async def fate(self, partition: Partition, number: int) -> Stored | NotStored | None:
+        wall, at, mark = self._storage.enter(), self._enter(partition), fate_mark(number)
+        return fate_of(at.find_ids(wall, [mark]).get(mark)) if at is not None else None
+
+    async def known(self, partition: Partition, digest: bytes) -> Outcome | None:
+        wall, at = self._storage.enter(), self._enter(partition)
+        place = at.find_ids(wall, [digest]).get(digest) if at is not None else None
+        if at is None or place is None:
+            return None
+        return known_outcome(place, partial(at.find_ids, wall))
+
+    async def states(self, queue_id: str) -> list[DueState]:
+        self._storage.enter()
+        return [
+            DueState(
+                at.log.partition,
+                at.log.due_messages,
+                at.log.due_bytes,
+                at.log.due_next,
+                at.first_due(),
+            )
+            for at in self._storage.of_queue(queue_id)
+        ]
 
 
 EpochOf = Callable[[CursorPlace], int | None]

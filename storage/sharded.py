@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from push.due import DueMessage, DuePlace, DueRead, DueState
 from push.errors import TocsinError, Unknown
 from push.letters import AnyLetter, Inbox
 from push.places import CursorPlace, Durability, ParkedLine, Partition
@@ -28,14 +29,18 @@ from push.storage_port import (
     Cursor,
     CursorState,
     CursorWrite,
+    DueStore,
     Lane,
     MessageStatus,
+    NotStored,
+    Outcome,
     Owned,
     PartitionState,
     Read,
     Start,
     Storage,
     StorageState,
+    Stored,
     WakeUp,
     Written,
 )
@@ -158,6 +163,71 @@ class ShardedInbox:
             inbox.on_answer(asker, came)
 
 
+class ShardedDueStore:
+    """`push.storage_port.DueStore` over several clusters. Each partition's due store is beside its
+    log."""
+
+    def __init__(self, places: ClusterMap) -> None:
+        self._places = places
+
+    def _at(self, partition: Partition) -> DueStore:
+        return self._places.stores[self._places.lane(partition)].due
+
+    async def first(
+        self, partition: Partition, until_unix_ms: int, *, count_max: int, bytes_max: int
+    ) -> DueRead:
+        at = self._at(partition)
+        return await at.first(partition, until_unix_ms, count_max=count_max, bytes_max=bytes_max)
+
+    async def move(self, messages: Sequence[DueMessage], append: Append) -> Appended | None:
+        return await self._at(append.partition).move(messages, append)
+
+    async def find(self, partition: Partition, numbers: Sequence[int]) -> list[DueMessage]:
+        return await self._at(partition).find(partition, numbers)
+
+    async def look(
+        self,
+        partition: Partition,
+        *,
+        key_hash: int | None = None,
+        id_hash: int | None = None,
+        after: DuePlace | None = None,
+        count_max: int = 100,
+    ) -> DueRead:
+        return await self._at(partition).look(
+            partition, key_hash=key_hash, id_hash=id_hash, after=after, count_max=count_max
+        )
+
+    async def cancel(self, partition: Partition, number: int, *, remember_s: float) -> bool:
+        return await self._at(partition).cancel(partition, number, remember_s=remember_s)
+
+    async def change(self, message: DueMessage) -> bool:
+        return await self._at(message.partition).change(message)
+
+    async def fate(self, partition: Partition, number: int) -> Stored | NotStored | None:
+        return await self._at(partition).fate(partition, number)
+
+    async def known(self, partition: Partition, digest: bytes) -> Outcome | None:
+        return await self._at(partition).known(partition, digest)
+
+    async def states(self, queue_id: str) -> list[DueState]:
+        """Return the state of each partition's due store, from the cluster that has it."""
+        lanes = self._places.lanes_of(queue_id)
+        works = [self._places.stores[lane].due.states(queue_id) for lane in lanes]
+        found = read_results(await asyncio.gather(*works, return_exceptions=True))
+        states = [
+            state
+            for lane, some in zip(lanes, found, strict=True)
+            for state in some
+            if self._places.lane(state.partition) == lane
+        ]
+        return sorted(states, key=lambda state: state.partition.number)
+
+    def on_due(self, noticed: Callable[[Partition, int], None]) -> None:
+        for store in self._places.stores:
+            store.due.on_due(noticed)
+
+
 LANES_EACH: Final = 1 << 20
 """Distance between the lane numbers of two clusters, more than a cluster has lanes: at most three
 for each slot's primary."""
@@ -176,6 +246,7 @@ class ShardedStorage:
         self._stores = places.stores
         inboxes = [store.inbox for store in places.stores if store.inbox is not None]
         has_inboxes = len(inboxes) == len(places.stores)
+        self.due = ShardedDueStore(places)
         self.inbox: Inbox | None = ShardedInbox(places, inboxes) if has_inboxes else None
 
     def _at(self, partition: Partition) -> Storage:
@@ -256,7 +327,8 @@ class ShardedStorage:
     def _bounded(self, append: Append, at: int) -> Append:
         """Return the append with the part of the queue's bounds that the cluster of lane `at`
         has."""
-        if not (append.messages_max or append.bytes_max):
+        bounds = (append.messages_max, append.bytes_max)
+        if not (any(bounds) or append.due_messages_max or append.due_bytes_max):
             return append
         here, of = self._places.share(append.partition.queue_id, at)
         bytes_max = share_of_bound(append.bytes_max, here, of)
@@ -264,6 +336,8 @@ class ShardedStorage:
             append,
             messages_max=share_of_bound(append.messages_max, here, of),
             bytes_max=bytes_max,
+            due_messages_max=share_of_bound(append.due_messages_max, here, of),
+            due_bytes_max=share_of_bound(append.due_bytes_max, here, of),
             message_bytes_max=min(filter(None, (append.message_bytes_max, bytes_max)), default=0),
         )
 

@@ -1,5 +1,8 @@
 """Decisions of an append: which messages are new, and which offsets they get (R5-R9). Pure.
 
+A record whose header says when its messages are due goes to the due store. Its messages are judged
+like others, and get numbers instead of offsets (`push.due`).
+
 The storages in memory and in SQLite decide with this; they differ in where they keep producer lines
 and client ids. The functions in Lua of the Redis storage decide by the same rules.
 
@@ -20,20 +23,33 @@ from operator import lt
 from typing import Final
 
 from push import limits
+from push.due import CANCELLED, TICKET, fate_mark
 from push.errors import Refused
 from push.places import Partition
 from push.producer_order import SendingOrder
 from push.record import NO_DIGEST, Header, RecordDamaged, parse_header
-from push.storage_port import Append, Appended, NotStored, PartitionState, Stored
+from push.storage_port import (
+    Append,
+    Appended,
+    NotStored,
+    Outcome,
+    PartitionState,
+    Scheduled,
+    Stored,
+)
 
 SEQUENCE_TOO_OLD: Final = NotStored("sequence_too_old")
 OUT_OF_SEQUENCE: Final = NotStored("out_of_sequence")
 TOO_MANY_IN_FLIGHT: Final = NotStored("too_many_in_flight")
+CANCELLED_BEFORE: Final = NotStored("cancelled")
 SEALED: Final = "storage_unavailable"
 """Code of the answer to a new message for a sealed partition. The message was not stored, and may
 succeed when it is sent again, because the ring of the next epoch routes it elsewhere (R27)."""
 SEQUENCE_MAX: Final = (1 << 62) - 1
 """Largest sequence. Stores keep signed 64-bit numbers; clients may use up to 2^53 - 1."""
+
+DUE_UNIX_MS_MAX: Final = (1 << 53) - 1
+"""Largest due time, in unix milliseconds, that a due store takes."""
 
 # A line's age is counted in buckets of wall time, so that "seen" changes a row rarely.
 _BUCKETS_PER_IDLE: Final = 4
@@ -154,11 +170,15 @@ def id_bucket(wall_unix_ms: int, window_s: float) -> int:
 
 @dataclass(slots=True, weakref_slot=True)
 class QueueTotal:
-    """The messages and bytes that all partitions of a queue retain in one storage, by which the
-    queue's bounds are judged. Shared by their logs, so that an append costs two additions."""
+    """The messages and bytes that all partitions of a queue retain in one storage, in their logs
+    and due stores, by which the queue's bounds are judged. Shared by their logs, so that an append
+    costs two additions."""
 
     messages: int = 0
     bytes: int = 0
+    due_messages: int = 0
+    """Number of those of them that wait in due stores."""
+    due_bytes: int = 0
 
 
 # enforces: R2
@@ -181,6 +201,11 @@ class PartitionLog:
     bytes: int = 0
     acts: int = 0
     """Number of appends so far, including those that stored no message (R9)."""
+    due_next: int = 0
+    """The number that the next scheduled message gets."""
+    due_messages: int = 0
+    """Number of messages in the due store; they are not among `messages`."""
+    due_bytes: int = 0
     total: QueueTotal = field(default_factory=QueueTotal)
     """The queue's total, this partition included; set by the storage. `add` and `remove` change
     it."""
@@ -216,9 +241,35 @@ class PartitionLog:
         self.total.bytes -= size
 
     def drop_all(self) -> None:
-        """Retain nothing below the end."""
+        """Retain nothing below the end, and nothing in the due store."""
         self.remove(self.messages, self.bytes)
+        self.leave_due(self.due_messages, self.due_bytes)
         self.start = self.next_offset
+
+    def schedule(self, size: int) -> int:
+        """Take a message of `size` bytes into the due store. Returns its number."""
+        number = self.due_next
+        self.due_next += 1
+        self._change_due(1, size)
+        return number
+
+    def leave_due(self, count: int, size: int) -> None:
+        """Let `count` messages of `size` bytes leave the due store. If damage has made that more
+        than there was, all leave."""
+        self._change_due(-min(count, self.due_messages), -min(size, self.due_bytes))
+
+    def _change_due(self, count: int, size: int) -> None:
+        total = self.total
+        self.due_messages += count
+        self.due_bytes += size
+        total.messages += count
+        total.bytes += size
+        total.due_messages += count
+        total.due_bytes += size
+
+    def resize_due(self, more: int) -> None:
+        """Let the due store's messages have `more` bytes, because one was exchanged."""
+        self._change_due(0, max(more, -self.due_bytes))
 
     # enforces: R27
     def refusal(self, append: Append, count: int, size: int) -> str | None:
@@ -231,6 +282,25 @@ class PartitionLog:
             return "message_too_large"
         if self.next_offset + count > limits.OFFSET_MAX:
             return "limit_reached"
+        return self._without_room(append, count, size)
+
+    def due_refusal(self, append: Append, size: int) -> str | None:
+        """Return the code for which a message of `size` bytes is not taken into the due store;
+        None: it is."""
+        if self.sealed_at is not None:
+            return SEALED
+        if 0 < append.message_bytes_max < size:
+            return "message_too_large"
+        if self.due_next >= limits.OFFSET_MAX:
+            return "limit_reached"
+        total = self.total
+        if (append.due_messages_max and total.due_messages + 1 > append.due_messages_max) or (
+            append.due_bytes_max and total.due_bytes + size > append.due_bytes_max
+        ):
+            return "schedule_full"
+        return self._without_room(append, 1, size)
+
+    def _without_room(self, append: Append, count: int, size: int) -> str | None:
         total = self.total
         if (append.messages_max and total.messages + count > append.messages_max) or (
             append.bytes_max and total.bytes + size > append.bytes_max
@@ -250,6 +320,9 @@ class Effect:
     lines: dict[bytes, ProducerLine] = field(default_factory=dict)
     ids: list[tuple[bytes, int]] = field(default_factory=list)
     """(digest, offset) of client ids to be remembered."""
+    due: list[tuple[int, int]] = field(default_factory=list)
+    """(index in the record, number) of the messages that go to the due store. Their ids are
+    remembered there."""
 
 
 def open_header(append: Append) -> Header:
@@ -275,6 +348,10 @@ def open_header(append: Append) -> Header:
         or max(resolved for _, resolved in header.producers) > SEQUENCE_MAX
     ):
         raise Refused("invalid_message", f"record: a sequence is above {SEQUENCE_MAX}")
+    if header.deliver_at_unix_ms and not (
+        0 < min(header.deliver_at_unix_ms) <= max(header.deliver_at_unix_ms) <= DUE_UNIX_MS_MAX
+    ):
+        raise Refused("invalid_message", "record: all of its messages are scheduled, or none")
     return header
 
 
@@ -302,7 +379,8 @@ def append_record(
     """
     log.acts += 1
     count, size = len(header.sizes), sum(header.sizes)
-    if refuse is None and not header.digests and log.refusal(append, count, size) is None:
+    is_plain = not (header.digests or header.deliver_at_unix_ms)
+    if refuse is None and is_plain and log.refusal(append, count, size) is None:
         runs = _runs(header, count, line_of)
         if runs is not None:
             return _append_whole(log, count, size, runs)
@@ -382,33 +460,48 @@ def _append_singly(
     lines: dict[bytes, ProducerLine] = {}
     ids: list[tuple[bytes, int]] = []
     stored_bytes = 0
-    outcomes: list[Stored | NotStored] = []
+    outcomes: list[Outcome] = []
     skips: list[int] = []
+    due: list[tuple[int, int]] = []
     for index in range(count):
         line, sequence = None, 0
-        outcome: Stored | NotStored | None = None
+        outcome: Outcome | None = None
         if header.producers and header.producer_indexes[index]:
             producer, resolved = header.producers[header.producer_indexes[index] - 1]
             line = lines.get(producer)
             if line is None:
                 line = lines[producer] = line_of(producer)
             sequence = header.sequences[index]
-            outcome = line.judge(sequence, resolved)
+            judged = line.judge(sequence, resolved)
+            outcome = (
+                known_outcome(judged.offset, find_ids) if isinstance(judged, Stored) else judged
+            )
         digest = digests[index] if digests else NO_DIGEST
         if outcome is None:
-            outcome = _place(log, append, header.sizes[index], known.get(digest), refuse)
-            if isinstance(outcome, Stored):
+            size = header.sizes[index]
+            if digest in known:
+                outcome = known_outcome(known[digest], find_ids)
+            elif header.deliver_at_unix_ms:
+                outcome = _schedule(log, append, size, refuse)
+            else:
+                outcome = _place(log, append, size, refuse)
+            if isinstance(outcome, NotStored):
                 if line is not None:
-                    line.add(sequence, outcome.offset)
+                    line.order.refuse(sequence)
+            else:
+                place = place_of(outcome)
+                if line is not None:
+                    line.add(sequence, place)
                 if digest != NO_DIGEST and not outcome.duplicate:
-                    known[digest] = outcome.offset
-                    ids.append((digest, outcome.offset))
-            elif line is not None:
-                line.order.refuse(sequence)
-        if isinstance(outcome, NotStored) or outcome.duplicate:
-            skips.append(index)
-        else:
+                    known[digest] = place
+                    if isinstance(outcome, Stored):
+                        ids.append((digest, place))
+        if isinstance(outcome, Scheduled) and not outcome.duplicate:
+            due.append((index, outcome.number))
+        if isinstance(outcome, Stored) and not outcome.duplicate:
             stored_bytes += header.sizes[index]
+        else:
+            skips.append(index)
         outcomes.append(outcome)
     appended = Appended(
         first,
@@ -418,16 +511,34 @@ def _append_singly(
         tuple(outcomes) if skips else None,
         tuple(skips),
     )
-    return Effect(appended, stored_bytes, lines, ids)
+    return Effect(appended, stored_bytes, lines, ids, due)
 
 
-def _place(
-    log: PartitionLog, append: Append, size: int, known: int | None, refuse: str | None
-) -> Stored | NotStored:
-    """Append a message that its producer's line does not know, unless its client id is known
-    (`known`: the offset) or it is refused. Returns the outcome."""
-    if known is not None:
-        return Stored(known, duplicate=True)
+def place_of(outcome: Stored | Scheduled) -> int:
+    """Return the place of a message as one number: its offset, or TICKET and its number."""
+    return outcome.offset if isinstance(outcome, Stored) else TICKET + outcome.number
+
+
+def known_outcome(place: int, find_ids: Callable[[list[bytes]], dict[bytes, int]]) -> Outcome:
+    """Return the outcome of a message that comes again, by the place of the first time."""
+    if place < TICKET:
+        return Stored(place, duplicate=True)
+    mark = fate_mark(place - TICKET)
+    if find_ids([mark]).get(mark) == CANCELLED:
+        return CANCELLED_BEFORE
+    return Scheduled(place - TICKET, duplicate=True)
+
+
+def _schedule(
+    log: PartitionLog, append: Append, size: int, refuse: str | None
+) -> Scheduled | NotStored:
+    """Take a new message into the due store, unless it is refused. Returns the outcome."""
+    code = refuse or log.due_refusal(append, size)
+    return NotStored(code) if code is not None else Scheduled(log.schedule(size))
+
+
+def _place(log: PartitionLog, append: Append, size: int, refuse: str | None) -> Stored | NotStored:
+    """Append a new message, unless it is refused. Returns the outcome."""
     code = refuse or log.refusal(append, 1, size)
     if code is not None:
         return NotStored(code)

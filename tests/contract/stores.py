@@ -15,7 +15,9 @@ from push.storage_port import (
     Append,
     Appended,
     CursorWrite,
+    Outcome,
     Retry,
+    Scheduled,
     Sealer,
     Side,
     Storage,
@@ -118,9 +120,14 @@ def append(
     messages_max: int = 0,
     bytes_max: int = 0,
     message_bytes_max: int = 0,
+    due: Sequence[int] = (),
+    id_hashes: Sequence[int] = (),
+    due_messages_max: int = 0,
+    due_bytes_max: int = 0,
 ) -> Append:
     """Return a record: `messages` without sequences, or runs of (producer, resolved, sequences).
-    `sizes`: the size of each message, if they are not all of one `size`."""
+    `sizes`: the size of each message, if they are not all of one `size`. `due`: when each message
+    is due, if they are scheduled, in seconds after START_UNIX_S."""
     contexts: list[tuple[bytes, int]] = []
     indexes: list[int] = []
     numbers: list[int] = []
@@ -148,8 +155,9 @@ def append(
         sequences=array("Q", numbers if contexts else []),
         digests=[digest(name) if name else NO_DIGEST for name in names] if any(ids) else [],
         expires_unix_ms=array("Q"),
-        deliver_at_unix_ms=array("Q"),
+        deliver_at_unix_ms=array("Q", [due_unix_ms(after_s) for after_s in due]),
         priorities=b"",
+        id_hashes=array("Q", id_hashes or [0] * len(due)),
     )
     return Append(
         partition,
@@ -159,7 +167,14 @@ def append(
         messages_max=messages_max,
         bytes_max=bytes_max,
         message_bytes_max=message_bytes_max,
+        due_messages_max=due_messages_max,
+        due_bytes_max=due_bytes_max,
     )
+
+
+def due_unix_ms(after_s: float) -> int:
+    """Return the time so many seconds after START_UNIX_S."""
+    return int((START_UNIX_S + after_s) * 1000)
 
 
 def body(number: int, size: int = 20) -> bytes:
@@ -169,15 +184,18 @@ def body(number: int, size: int = 20) -> bytes:
 
 def outcomes(appended: Appended) -> list[int | str]:
     """Return one outcome per message: the offset, the negative offset - 1 of a duplicate, or the
-    code."""
+    code. "due 3": scheduled under this number; "due 3 again": a duplicate of it."""
     if appended.outcomes is None:
         return list(range(appended.first, appended.first + appended.count))
-    return [
-        (-outcome.offset - 1 if outcome.duplicate else outcome.offset)
-        if isinstance(outcome, Stored)
-        else outcome.code
-        for outcome in appended.outcomes
-    ]
+    return [*map(_outcome, appended.outcomes)]
+
+
+def _outcome(outcome: Outcome) -> int | str:
+    if isinstance(outcome, Stored):
+        return -outcome.offset - 1 if outcome.duplicate else outcome.offset
+    if isinstance(outcome, Scheduled):
+        return f"due {outcome.number} again" if outcome.duplicate else f"due {outcome.number}"
+    return outcome.code
 
 
 async def one(store: Storage, record: Append) -> list[int | str]:

@@ -138,16 +138,18 @@ def test_a_push_takes_what_fits_and_at_least_one(batch: list[Given], data: st.Da
 
 
 def test_columns_that_no_publisher_sets_yet_are_read() -> None:
-    """R4: deliver-at and priority are in the format from the start."""
+    """R4: priority is in the format from the start."""
     header = Header(
         tenant=1, record_id=RECORD_ID, published_unix_ms=5, ring_epoch=1,
         sizes=array("I", [1, 1]), key_hashes=array("Q", [0, 9]), producers=[],
         producer_indexes=array("H"), sequences=array("Q"), digests=[],
-        expires_unix_ms=array("Q"), deliver_at_unix_ms=array("Q", [0, 77]), priorities=b"\x00\x09",
+        expires_unix_ms=array("Q"), deliver_at_unix_ms=array("Q", [55, 77]), priorities=b"\x00\x09",
+        id_hashes=array("Q", [0, 5]),
     )  # fmt: skip
     assert parse_header(header.encode()) == header
     left = Record.load(0, header.encode(), b"1,2", (0,)).header
     assert (list(left.deliver_at_unix_ms), left.priorities) == ([77], b"\x09")
+    assert list(left.id_hashes) == [5]
 
 
 @settings(max_examples=examples(500))

@@ -1,0 +1,143 @@
+"""Scheduled messages: what a due store keeps, and how they are named.
+
+Beside its log, each partition has a **due store**: messages that are stored durably, and that come
+into the log when they are due. They are sorted by (due time, number). The **number** counts the
+scheduled messages of the partition, and is never given twice. With the partition it is the
+message's **ticket**, which its receipt names in place of an offset, because it has no offset yet.
+
+A due message is stored by itself, whatever record it was published in, because the others of the
+record are due at other times. Its header stays plain, so that no key is needed to sort, and is
+bound to its payload as a record's is:
+
+    version u8, due_unix_ms u64, published_unix_ms u64, key hash u64, id hash u64,
+    id digest 32 bytes
+
+All little-endian. A zero hash or digest: there is no key, or no client id.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from push.places import Partition
+from push.record import NO_DIGEST, RecordDamaged
+
+VERSION: Final = 1
+_HEADER: Final = struct.Struct("<BQQQQ32s")
+TICKET: Final = 1 << 52
+"""Added to a number where the place of a message is one number: an offset, or a ticket. Offsets are
+below it, and all of them are exact in a double."""
+CANCELLED: Final = (1 << 53) - 1
+"""The place of a scheduled message that was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueMessage:
+    """A message in a due store."""
+
+    partition: Partition
+    number: int
+    version: int
+    """Number of changes so far. Whoever moves or changes it names the version that he has seen."""
+    due_unix_ms: int
+    published_unix_ms: int
+    key_hash: int
+    id_hash: int
+    digest: bytes
+    """What deduplication remembers of the client id; NO_DIGEST: there is none."""
+    payload: bytes
+    """The message's JSON."""
+
+    def header(self) -> bytes:
+        """Return the plain header."""
+        return _HEADER.pack(
+            VERSION,
+            self.due_unix_ms,
+            self.published_unix_ms,
+            self.key_hash,
+            self.id_hash,
+            self.digest,
+        )
+
+    @classmethod
+    def load(
+        cls, partition: Partition, number: int, version: int, header: bytes, payload: bytes
+    ) -> "DueMessage":
+        """Return the message with this header. Raises RecordDamaged: it is no header."""
+        try:
+            form, due, published, key_hash, id_hash, digest = _HEADER.unpack(header)
+        except struct.error as error:
+            raise RecordDamaged(f"header of a scheduled message: {error}") from None
+        if form != VERSION:
+            raise RecordDamaged(f"scheduled message of version {form}; this reads {VERSION}")
+        return cls(partition, number, version, due, published, key_hash, id_hash, digest, payload)
+
+
+class DuePlace(NamedTuple):
+    """The place of a message in the order of a due store."""
+
+    due_unix_ms: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueRead:
+    """Scheduled messages in their order. `next_unix_ms`: when the first one is due that follows
+    them; None: no other one is there. `damaged`: the numbers of those that were found damaged, and
+    are not in the due store any more (R30)."""
+
+    messages: tuple[DueMessage, ...]
+    next_unix_ms: int | None = None
+    damaged: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DueState:
+    """The due store of a partition. `next_number`: the number that the next message gets."""
+
+    partition: Partition
+    messages: int
+    bytes: int
+    next_number: int
+    first_unix_ms: int | None
+    """When its first message is due; None: it is empty."""
+
+
+def place_in_order(message: DueMessage) -> DuePlace:
+    """Return a message's place in the order of its due store."""
+    return DuePlace(message.due_unix_ms, message.number)
+
+
+def fate_mark(number: int) -> bytes:
+    """Return the digest under which a partition remembers, among the client ids, what became of a
+    scheduled message: the offset that it has now, or CANCELLED. No client id has this digest but by
+    a collision of 256 bits."""
+    return b"scheduled".ljust(24, b"\0") + struct.pack("<Q", number)
+
+
+def has_id(digest: bytes) -> bool:
+    """Whether a digest is that of a client id."""
+    return digest != NO_DIGEST
+
+
+def ticket_text(id_prefix: str, partition: int, number: int) -> str:
+    """Return a ticket as text. It is also the id of a scheduled message to which the client gave
+    none. `id_prefix`: as in receipts (queue id and generation)."""
+    return f"{id_prefix}{partition}-t{number}"
+
+
+def parse_ticket(text: str) -> tuple[str, int, int] | None:
+    """Return (id prefix, partition, number) of a ticket's text; None: it is none."""
+    prefix, dash, last = text.rpartition("-t")
+    before, dash_before, partition = prefix.rpartition("-")
+    if not (dash and dash_before and last.isdecimal() and partition.isdecimal()):
+        return None
+    if not (last.isascii() and partition.isascii()):
+        return None
+    return f"{before}-", int(partition), int(last)
+
+
+def sizes_of(messages: Sequence[DueMessage]) -> int:
+    """Return the bytes of these messages as JSON."""
+    return sum(len(message.payload) for message in messages)
