@@ -369,14 +369,15 @@ async def test_what_waits_counts_in_the_bounds_of_its_queue(store: Storage) -> N
 
 @pytest.mark.bounds
 async def test_a_due_store_has_bounds_of_its_own(store: Storage) -> None:
-    for bounds, outcome in [
-        ({"due_messages_max": 1}, ["due 0", "schedule_full"]),
-        ({"due_messages_max": 3}, ["due 1", "due 2"]),
-        ({"due_bytes_max": 79}, ["schedule_full"] * 2),
-        ({"due_bytes_max": 80}, ["due 3", "schedule_full"]),
-        ({"message_bytes_max": 19}, ["message_too_large"] * 2),
+    two = append(messages=2, due=[1, 2])
+    for record, outcome in [
+        (replace(two, due_messages_max=1), ["due 0", "schedule_full"]),
+        (replace(two, due_messages_max=3), ["due 1", "due 2"]),
+        (replace(two, due_bytes_max=79), ["schedule_full"] * 2),
+        (replace(two, due_bytes_max=80), ["due 3", "schedule_full"]),
+        (replace(two, message_bytes_max=19), ["message_too_large"] * 2),
     ]:
-        assert await one(store, append(messages=2, due=[1, 2], **bounds)) == outcome
+        assert await one(store, record) == outcome
     assert await one(store, append(messages=1, due_messages_max=1)) == [0], "not for the log"
     await store.due.cancel(P0, 0, remember_s=300)
     assert await one(store, append(messages=1, due=[1], due_messages_max=4)) == ["due 4"]
