@@ -43,7 +43,11 @@ from gateway.operator.parking import ParkingDecisions
 from gateway.operator.removal import Begin, RemovalCounter, Removed, check_agreed
 from gateway.operator.settings_change import SettingsChanges
 from gateway.operator.waiting import WaitingKeys
-from gateway.publish.batch import any_storable, missing_queue
+from gateway.publish.batch import (
+    any_storable,
+    missing_queue,
+)
+from gateway.publish.mover import Mover
 from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
 from gateway.publish.tombstones import Tombstones
@@ -170,6 +174,7 @@ class Broker:
         self.readers = Readers(looking, self.tail, log, self.counting)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), owner_client)
         self.janitor = self._janitor_of(context, temporary_owner)
+        self.mover = Mover(looking, metadata, self.groups.presence)
         self.tail.watch(self.janitor.touched)
         self.hit_rates: dict[str, HitRateSource] = self._caches()
         """Hit rates of all caches; the server adds those of its own parts."""
@@ -330,6 +335,7 @@ class Broker:
         await self.limiter.start()
         self.groups.start()
         self.janitor.start()
+        self.mover.start()
         self.alerting.start()
 
     def _changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
@@ -371,6 +377,7 @@ class Broker:
         if self.owner_server is not None:
             self.owner_server.close()
         await self.reconciler.stop()
+        await self.mover.stop()
         await self.janitor.stop()
         await self.publisher.drain()
         await self.groups.close()

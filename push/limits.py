@@ -30,6 +30,8 @@ BODY_DEPTH_MAX: Final = 256
 """Deepest nesting of a JSON body. Some parsers of consumers fail on much deeper bodies (CPython's
 at about 1,000)."""
 TTL_S_MAX: Final = 10 * 365 * 86_400
+SCHEDULE_S_MAX: Final = 400 * 86_400
+"""Longest time in seconds for which a message can be scheduled ahead."""
 
 # --- Frames and requests -----------------------------------------------------------------------
 MESSAGES_PER_PUBLISH_MAX: Final = 1000

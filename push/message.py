@@ -15,6 +15,7 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, repeat
+from math import ceil
 from operator import contains
 from typing import Final
 
@@ -53,6 +54,11 @@ class Message(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc
     headers: dict[str, str] | None = None
     ttl_s: float | None = None
     sent_unix_ms: int | None = None
+    deliver_at_unix_ms: int | None = None
+    """When the message is due: it is not delivered before. None: it is at once."""
+    delay_s: float | None = None
+    """The same, from the moment at which the broker gets it. Only in a publish: what is stored has
+    the time."""
 
 
 # enforces: P12
@@ -99,8 +105,39 @@ def check_message(message: Message, message_bytes_max: int) -> None:
         or message.content_type is not None
         or message.ttl_s is not None
         or message.sent_unix_ms is not None
+        or message.deliver_at_unix_ms is not None
+        or message.delay_s is not None
     ):
         _check_rare(message)
+
+
+def due_unix_ms(message: Message, now_unix_ms: float) -> int:
+    """Return when a message is due, by its own words; 0: now, because it names no time, or one that
+    has passed. `now_unix_ms`: when the broker got it.
+
+    Raises:
+        Refused: invalid_message: it is due in more than SCHEDULE_S_MAX.
+    """
+    due = message.deliver_at_unix_ms
+    if due is None:
+        if not message.delay_s:
+            return 0
+        due = ceil(now_unix_ms + message.delay_s * 1000)
+    if due > ceil(now_unix_ms) + limits.SCHEDULE_S_MAX * 1000:
+        raise Refused(
+            "invalid_message",
+            f"deliver_at_unix_ms is at most {limits.SCHEDULE_S_MAX} s (400 days) ahead",
+        )
+    return due if due > now_unix_ms else 0
+
+
+def scheduled(message: Message, due: int) -> Message:
+    """Return the form of a message in which it is stored: it has the time at which it is due, and
+    no delay. `due`: as `due_unix_ms` returned it; 0 leaves the message's own time."""
+    if message.delay_s is None and not due:
+        return message
+    time = due or message.deliver_at_unix_ms
+    return msgspec.structs.replace(message, deliver_at_unix_ms=time, delay_s=None)
 
 
 def encode_plain(messages: Sequence[Message], message_bytes_max: int) -> list[bytes] | None:
@@ -151,6 +188,8 @@ def _looks_plain(message: Message) -> bool:
         and message.ttl_s is None
         and message.content_type is None
         and message.sent_unix_ms is None
+        and message.deliver_at_unix_ms is None
+        and message.delay_s is None
         and (message.key is None or message.key.isascii())
     )
 
@@ -182,6 +221,17 @@ def _check_rare(message: Message) -> None:
         raise Refused("invalid_message", f"ttl_s is above 0 and at most {limits.TTL_S_MAX}")
     if message.sent_unix_ms is not None and not 0 <= message.sent_unix_ms < 1 << 53:
         raise Refused("invalid_message", "sent_unix_ms is a time in milliseconds since 1970")
+    if message.deliver_at_unix_ms is not None:
+        if message.delay_s is not None:
+            raise Refused("invalid_message", "deliver_at_unix_ms and delay_s exclude each other")
+        if not 0 <= message.deliver_at_unix_ms < 1 << 53:
+            raise Refused(
+                "invalid_message", "deliver_at_unix_ms is a time in milliseconds since 1970"
+            )
+    if message.delay_s is not None and not 0 <= message.delay_s <= limits.SCHEDULE_S_MAX:
+        raise Refused(
+            "invalid_message", f"delay_s is between 0 and {limits.SCHEDULE_S_MAX} (400 days)"
+        )
     if message.headers is not None:
         reserved = [name for name in message.headers if name.lower().startswith(RESERVED)]
         if reserved:

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from gateway.delivery.owned_partition import OwnedPartition
-from gateway.publish.batch import Outcome, PendingPublish
+from gateway.publish.batch import Outcome, PendingPublish, is_duplicate
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Queue
 from push import limits
@@ -109,9 +109,6 @@ MOVE_AGAIN_S: Final = 1.0
 LOOKED_S: Final = 10.0
 """Age in seconds up to which the last look at a dead-letter queue is reused as the state before
 letters are sent. A search for letters in doubt begins at that state."""
-NEW_OUTCOME: Final = 2
-"""Length of the tuple that is the outcome of a letter which the dead-letter queue stored as a new
-message. The outcome of a letter that the queue had already has one field more."""
 RUN_MIN: Final = 4
 """Smallest number of dead messages at consecutive offsets that are read as one range of the log.
 Fewer are read by their single offsets."""
@@ -317,7 +314,7 @@ def _letter(owned: OwnedPartition, dead: DeadLetter, message: Message) -> Messag
 
 
 def _is_new(outcome: Outcome) -> bool:
-    return not isinstance(outcome, TocsinError) and len(outcome) == NEW_OUTCOME
+    return not (isinstance(outcome, TocsinError) or is_duplicate(outcome))
 
 
 def _begins_run(offsets: Sequence[int], place: int) -> bool:

@@ -51,7 +51,7 @@ from metadata.catalog import Principal, Queue
 from push import limits
 from push.message import Message
 from push.record import Header
-from push.storage_port import Appended, NotStored
+from push.storage_port import Appended, Stored
 from runtime.trace_context import PARENT, Trace, trace_from
 
 HAND_OVER_S: Final = 0.05
@@ -318,8 +318,8 @@ class CommittedOrigins:
             origin = answer.origin
             for at in range(place, place + len(indexes)):
                 outcome = result.outcomes[at]
-                if origin is None or isinstance(outcome, NotStored):
-                    continue
+                if origin is None or not isinstance(outcome, Stored):
+                    continue  # what is scheduled is logged when it is in the log
                 if origin.stages is not self.stages:
                     self._begin(origin)
                 if outcome.duplicate:

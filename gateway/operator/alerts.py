@@ -22,7 +22,9 @@ import msgspec
 
 from gateway.delivery.presence import Presence
 from gateway.operator.describe import QueueStatsCache, age_s
-from gateway.publish.batch import PendingPublish
+from gateway.publish.batch import (
+    PendingPublish,
+)
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Principal, Queue, QueueAlert, dead_letter_name
 from metadata.port import Metadata

@@ -30,7 +30,9 @@ from gateway.models import (
     whole_number,
 )
 from gateway.operator.peek import GroupView, QueueWalk, content_of, fields_of
-from gateway.publish.batch import PendingPublish
+from gateway.publish.batch import (
+    PendingPublish,
+)
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Group, Queue, dead_letter_name
 from metadata.port import Metadata

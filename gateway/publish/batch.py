@@ -15,42 +15,53 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
 from gateway.accounting.usage import UsageCounter
-from gateway.counters import HitRate, PublishCounters
 from gateway.deliverylog.log import PublishOrigin
+from gateway.publish.routes import Backlog, Route
+from gateway.wire.frames import error_fields
 from metadata.catalog import Principal, Queue, QueueSettings
 from metadata.rights import ALL_KEYS, KeyScope
 from push import limits
+from push.due import ticket_text
 from push.errors import Refused, TocsinError, Unknown
-from push.message import Message, check_message, encode_message, encode_plain
+from push.message import (
+    Message,
+    check_message,
+    due_unix_ms,
+    encode_message,
+    encode_plain,
+    scheduled,
+)
 from push.places import Partition
 from push.producer_order import SendingOrder
 from push.record import Header, RecordBuilder
-from push.ring import Ring, hasher
-from push.storage_port import Append, Appended, Lane, NotStored, Storage, Stored
+from push.storage_port import Append, Appended, Lane, NotStored, Scheduled, Storage, Stored
 
 logger = logging.getLogger("tocsin.publisher")
-ROUTES_MAX: Final = 100_000
-"""Largest number of keys of one queue whose hash and partition are remembered."""
-ROUTES_IN_ALL_MAX: Final = 1_000_000
-"""Largest number of keys of all queues together whose hash and partition are remembered, some 200
-MB."""
-LEFT_OUT_MAX: Final = 5 * ROUTES_MAX
-"""Number of look-ups of keys that were not remembered for want of room, after which a queue forgets
-all its keys and begins anew."""
 ORDERS_MAX: Final = 10_000
 """Largest number of sending orders of producers at partitions. Beyond it those held up longest are
 forgotten."""
-SPREAD_RUN: Final = 256
-"""Number of consecutive sequences whose messages, if they have no key and no id, go to one
-partition, because few large records are cheaper than many small ones."""
 
-Outcome = tuple[int, int] | tuple[int, int, bool] | TocsinError
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The place of a message that waits until it is due, or did so: its number in the partition's
+    due store. `due_unix_ms`: when it is due; 0: that is not known, because it is a duplicate."""
+
+    partition: int
+    number: int
+    due_unix_ms: int
+    duplicate: bool
+
+
+Outcome = tuple[int, int] | tuple[int, int, bool] | Ticket | TocsinError
 """Outcome of a message, as in a receipt: (partition, offset) if it is new, (partition, offset,
-True) if it was stored before, or the error for which it is not stored."""
+True) if it was stored before, its ticket if it is scheduled, or the error for which it is not
+stored."""
 Context = tuple[bytes, int]
 """(producer, resolved) of a publish with sequences."""
 NO_ANSWER: Final = Unknown("no answer yet")
@@ -159,7 +170,7 @@ class PendingPublish:
         for message, outcome in zip(self.messages, self.outcomes, strict=True):
             if isinstance(outcome, TocsinError):
                 counter.count_refusal(outcome.code.name)
-            elif len(outcome) > 2:
+            elif is_duplicate(outcome):
                 counter.duplicates += 1
             else:
                 counter.count_stored(1, len(encode_message(message)))
@@ -171,6 +182,8 @@ class PendingPublish:
         outcome = self.outcomes[index]
         if given is not None or isinstance(outcome, TocsinError):
             return given or ""
+        if isinstance(outcome, Ticket):
+            return ticket_text(self.id_prefix, outcome.partition, outcome.number)
         return f"{self.id_prefix}{outcome[0]}-{outcome[1]}"
 
     @property
@@ -189,10 +202,30 @@ class PendingPublish:
                 logger.exception("an answer to a publish could not be given")
 
 
-class Run:
-    """The messages of one publish that go to one partition."""
+def receipt_fields(outcome: Ticket | TocsinError, id_prefix: str) -> dict[str, object]:
+    """Return the fields of a message's receipt that is no place in the log. `id_prefix`: as in
+    `PendingPublish`."""
+    if isinstance(outcome, TocsinError):
+        return error_fields(outcome)
+    fields: dict[str, object] = {
+        "partition": outcome.partition,
+        "ticket": ticket_text(id_prefix, outcome.partition, outcome.number),
+    }
+    if outcome.due_unix_ms:
+        fields["due_unix_ms"] = outcome.due_unix_ms
+    return {**fields, "duplicate": True} if outcome.duplicate else fields
 
-    __slots__ = ("context", "encoded", "hashes", "indexes", "marks", "publish", "sequence")
+
+def is_duplicate(outcome: tuple[int, int] | tuple[int, int, bool] | Ticket) -> bool:
+    """Whether a message was stored before."""
+    return outcome.duplicate if isinstance(outcome, Ticket) else len(outcome) > 2
+
+
+class Run:
+    """The messages of one publish that go to one partition, all of them at once, or all when they
+    are due."""
+
+    __slots__ = ("context", "due", "encoded", "hashes", "indexes", "marks", "publish", "sequence")
 
     def __init__(self, publish: PendingPublish) -> None:
         self.publish = publish
@@ -207,6 +240,9 @@ class Run:
         self.marks: list[tuple[int, bytes | None, int]] | None = None
         """(place in the run, digest of the id or None, expiry in unix milliseconds or 0) of the
         messages that have an id, a name or an expiry."""
+        self.due: list[tuple[int, int]] = []
+        """(due time in unix milliseconds, hash of the client id or 0) of each message; empty: they
+        are not scheduled."""
 
     def piece(self, first: int, last: int) -> "Run":
         """Return a run of this run's messages first..last-1."""
@@ -218,115 +254,8 @@ class Run:
             for place, digest, expires in self.marks or ()
             if first <= place < last
         ]
+        piece.due = self.due[first:last]
         return piece
-
-
-class KeyCount:
-    """The number of keys that all routes of a gateway remember together."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-class Route:
-    """The routing of one queue: its ring, the places of keys that were looked up, and the number of
-    its messages that wait."""
-
-    __slots__ = (
-        "_key_count",
-        "_left_out",
-        "_misses",
-        "counters",
-        "hash",
-        "hit_rate",
-        "keys",
-        "partitions",
-        "pending",
-        "queue",
-        "ring",
-        "spread",
-        "spread_members",
-    )
-
-    def __init__(
-        self,
-        queue: Queue,
-        counters: PublishCounters | None = None,
-        hit_rate: HitRate | None = None,
-        key_count: KeyCount | None = None,
-    ) -> None:
-        self.hit_rate = hit_rate or HitRate()
-        """Rate of look-ups in which a key's place was remembered; all queues share it."""
-        self.queue = queue
-        self.counters = counters or PublishCounters()
-        self.pending = Backlog()
-        """Messages of this queue whose commit has not ended."""
-        self.ring = Ring(queue.ring_epoch, queue.members)
-        self.hash = hasher(queue.hash_key)
-        self.keys: dict[str, tuple[int, int]] = {}
-        self._key_count = key_count or KeyCount()
-        self._misses = 0
-        """Misses that `hit_rate` does not have yet."""
-        self._left_out = 0
-        """Number of look-ups whose key was not remembered for want of room, since the last
-        `forget`."""
-        self.partitions = {n: Partition(queue.queue_id, n) for n in queue.members}
-        self.spread_members = queue.members
-        self.spread = 0
-
-    def place(self, key: str) -> tuple[int, int]:
-        """Return (partition, hash) of a key."""
-        place = self.keys.get(key)
-        if place is None:
-            self._misses += 1
-            hashed = self.hash(key)
-            place = (self.ring.partition(hashed), hashed)
-            self._remember(key, place)
-        return place
-
-    def _remember(self, key: str, place: tuple[int, int]) -> None:
-        """Remember a key if there is room. If there is none, exchanging keys one by one costs more
-        than it saves. After LEFT_OUT_MAX such look-ups the route begins anew, because the first
-        keys are not wanted for ever."""
-        if len(self.keys) < ROUTES_MAX and self._key_count.count < ROUTES_IN_ALL_MAX:
-            self.keys[key] = place
-            self._key_count.count += 1
-        elif self._left_out < LEFT_OUT_MAX:
-            self._left_out += 1
-        else:
-            self.forget()
-
-    def forget(self) -> None:
-        """Forget all keys of this queue."""
-        self._key_count.count -= len(self.keys)
-        self._left_out = 0
-        self.keys.clear()
-
-    def count_lookups(self, count: int) -> None:
-        """Add `count` look-ups of keys, all since the last call, to `hit_rate`."""
-        misses, self._misses = self._misses, 0
-        self.hit_rate.hits += count - misses
-        self.hit_rate.misses += misses
-
-    def spread_place(self) -> int:
-        """Return the partition for all messages of a publish that have no key, id or sequence; the
-        next publish gets the next partition. Few large records are cheaper than many small ones."""
-        self.spread = (self.spread + 1) % len(self.spread_members)
-        return self.spread_members[self.spread]
-
-    # enforces: P4
-    def id_place(self, message_id: str) -> int:
-        """Return the partition of a message without a key, by its id. Sent again, it goes to the
-        partition that remembers it, whatever was sent in between (P4)."""
-        return self.ring.partition(self.hash(message_id))
-
-    def sequence_place(self, producer: bytes, sequence: int) -> int:
-        """Return the partition of a message without key and id, by its sequence."""
-        return self.spread_members[
-            (sequence // SPREAD_RUN + producer[0]) % len(self.spread_members)
-        ]
 
 
 class SendingOrders:
@@ -377,9 +306,14 @@ class SendingOrders:
         self.held.setdefault((producer, partition), SendingOrder()).refuse(sequence)
 
 
-def cut(publish: PendingPublish, route: Route, orders: SendingOrders) -> dict[int, Run]:
-    """Return the runs of a publish by number of partition. A refused message has its outcome, and
-    is in none of the runs."""
+Runs = dict[int, Run]
+"""Runs by number of partition."""
+_NO_RUNS: Final[Runs] = {}
+
+
+def cut(publish: PendingPublish, route: Route, orders: SendingOrders) -> tuple[Runs, Runs]:
+    """Return the runs of a publish: those of messages that go out at once, and those of messages
+    that are scheduled. A refused message has its outcome, and is in none of the runs."""
     settings, encoded = publish.queue.settings, None
     if not publish.is_checked and publish.names is None:
         encoded = encode_plain(publish.messages, settings.message_bytes_max)
@@ -390,7 +324,7 @@ def cut(publish: PendingPublish, route: Route, orders: SendingOrders) -> dict[in
         or (publish.context is not None and orders.held)
     ):
         return _Cut(publish, route, orders).runs(encoded)
-    return _Cut(publish, route, orders).plain(encoded)
+    return _Cut(publish, route, orders).plain(encoded), _NO_RUNS
 
 
 class _Cut:
@@ -405,9 +339,9 @@ class _Cut:
         self._spread: int | None = None
         self._keyed = 0
 
-    def plain(self, encoded: Sequence[bytes]) -> dict[int, Run]:
+    def plain(self, encoded: Sequence[bytes]) -> Runs:
         """Cut messages that no rule can refuse any more."""
-        publish, route, runs = self._publish, self._route, dict[int, Run]()
+        publish, route, runs = self._publish, self._route, Runs()
         keys, keyless = route.keys, 0
         for index, message in enumerate(publish.messages):
             key = message.key
@@ -425,15 +359,15 @@ class _Cut:
         route.count_lookups(len(encoded) - keyless)
         return runs
 
-    def runs(self, encoded: Sequence[bytes] | None) -> dict[int, Run]:
+    def runs(self, encoded: Sequence[bytes] | None) -> tuple[Runs, Runs]:
         """Cut messages, and check each. `encoded` is the result of `encode_plain`; None if that was
         not called, or did not accept the messages."""
         publish = self._publish
         settings, names = publish.queue.settings, publish.names
-        now_ms, runs = time.time() * 1000, dict[int, Run]()
+        now_ms, runs, later = time.time() * 1000, Runs(), Runs()
         is_limited = not publish.keys.is_all
         for index, message in enumerate(publish.letters or publish.messages):
-            name = message.id if names is None else names[index]
+            name, due = message.id if names is None else names[index], 0
             try:
                 if is_limited and not publish.keys.allow(message.key):
                     raise not_allowed(publish.queue, message.key)
@@ -442,21 +376,27 @@ class _Cut:
                 else:
                     if not publish.is_checked:
                         check_message(publish.messages[index], settings.message_bytes_max)
-                    text = encode_message(message)
+                        if publish.letters is None:
+                            due = due_unix_ms(message, now_ms)
+                    text = encode_message(scheduled(message, due))
                 number, hashed = self._place(index, message.key, name)
             except TocsinError as error:
                 self._refuse(index, message.key, error)
                 continue
-            run = runs.get(number)
+            of_kind = later if due else runs
+            run = of_kind.get(number)
             if run is None:
-                run = runs[number] = Run(publish)
+                run = of_kind[number] = Run(publish)
+            if due:
+                run.due.append((due, id_hash(publish.queue, message.id)))
             ttl_s = settings.message_ttl_s
             if ttl_s is not None or name is not None or message.ttl_s is not None:
                 digest = None
                 if name is not None:
                     moved = names is not None
                     digest = id_digest(publish.queue, message.key, name, moved=moved)
-                expires = expires_unix_ms(message, ttl_s, now_ms)
+                # What is scheduled expires by the time at which it is moved.
+                expires = 0 if due else expires_unix_ms(message, ttl_s, now_ms)
                 if run.marks is None:
                     run.marks = []
                 run.marks.append((len(run.indexes), digest, expires))
@@ -464,7 +404,7 @@ class _Cut:
             run.hashes.append(hashed)
             run.indexes.append(index)
         self._route.count_lookups(self._keyed)
-        return runs
+        return runs, later
 
     def _place(self, index: int, key: str | None, name: str | None) -> tuple[int, int]:
         """Return (partition, hash of the key). Raises Refused if an earlier message has to come
@@ -515,23 +455,18 @@ def id_digest(queue: Queue, key: str | None, name: str, *, moved: bool = False) 
     ).digest()
 
 
+def id_hash(queue: Queue, message_id: str | None) -> int:
+    """Return the hash by which a scheduled message is found without its key; 0: it has no id."""
+    if message_id is None:
+        return 0
+    digest = blake2b(message_id.encode(), digest_size=8, key=queue.hash_key, person=b"id").digest()
+    return int.from_bytes(digest, "little") or 1
+
+
 def expires_unix_ms(message: Message, queue_ttl_s: float | None, now_ms: float) -> int:
     """Return when a message expires, by the shorter of its own and the queue's TTL; 0 for never."""
     ttls = [ttl for ttl in (message.ttl_s, queue_ttl_s) if ttl is not None]
     return int(now_ms + min(ttls) * 1000) if ttls else 0
-
-
-class Backlog:
-    """The number of messages whose commit has not ended, and their size as JSON: those of one
-    queue, of one lane or of all queues."""
-
-    __slots__ = ("bytes", "messages", "waiting")
-
-    def __init__(self) -> None:
-        self.messages = 0
-        self.bytes = 0
-        self.waiting = 0
-        """Number of those of a lane that no commit has taken yet."""
 
 
 class OpenRecord:
@@ -546,15 +481,25 @@ class OpenRecord:
         "route",
         "runs",
         "size",
+        "slot",
         "weight",
     )
 
     def __init__(
-        self, route: Route, partition: Partition, backlog: Backlog, first: PendingPublish
+        self,
+        route: Route,
+        partition: Partition,
+        backlog: Backlog,
+        first: PendingPublish,
+        *,
+        is_due: bool = False,
     ) -> None:
-        """`first` is the publish of the first message."""
+        """`first` is the publish of the first message. `is_due`: whether its messages are
+        scheduled."""
         self.route = route
         self.partition = partition
+        self.slot = (partition, is_due)
+        """What it is open for: one record at a time for each partition and kind."""
         self.backlog = backlog
         """The lane's backlog. The record's messages count in it until their commit has ended."""
         self.builder = RecordBuilder()
@@ -580,6 +525,8 @@ class OpenRecord:
             begin = builder.count
             for place, digest, expires in run.marks:
                 builder.mark(begin + place, digest, expires)
+        for place, (due, hashed) in enumerate(run.due, builder.count):
+            builder.schedule(place, due, hashed)
         count = len(indexes)
         if count == 1:  # by far the most common where frames are small
             builder.add(run.encoded[0], run.hashes[0], run.sequence + indexes[0])
@@ -631,15 +578,16 @@ class OpenRecord:
     def complete(
         self,
         result: Appended,
-        sizes: Sequence[int],
+        header: Header,
         durability: dict[str, object],
         certified_us: int,
         *,
         is_answered: bool,
     ) -> None:
-        """Count what was stored of the messages, whose sizes as JSON are `sizes`, and give every
-        publish its outcomes, unless the commit was answered already."""
+        """Count what was stored of the messages, and give every publish its outcomes, unless the
+        commit was answered already. `header`: the record's."""
         counters, number = self.route.counters, self.partition.number
+        dues, sizes = header.deliver_at_unix_ms, header.sizes
         counters.certify_s.add((certified_us - self.accepted_us) / 1e6, result.count)
         counters.count_stored(result, self.size, sizes)
         if is_answered:
@@ -654,11 +602,22 @@ class OpenRecord:
             else:
                 publish.is_plain = False
                 for index in indexes:
-                    outcomes[index] = outcome_at(number, result.outcomes[place], self.route.queue)
+                    outcomes[index] = self._outcome_at(result.outcomes[place], dues, place)
                     place += 1
             publish.generation = result.generation
             publish.durability = durability
             publish.settle(len(indexes))
+
+    def _outcome_at(
+        self, outcome: Stored | Scheduled | NotStored, dues: Sequence[int], place: int
+    ) -> Outcome:
+        """Return the storage's answer about message `place` as an outcome. `dues`: when each is
+        due; empty: they are not scheduled."""
+        number = self.partition.number
+        if isinstance(outcome, Scheduled):
+            due = 0 if outcome.duplicate else dues[place]
+            return Ticket(number, outcome.number, due, outcome.duplicate)
+        return outcome_at(number, outcome, self.route.queue)
 
 
 class Commit:

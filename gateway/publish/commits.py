@@ -32,16 +32,15 @@ from typing import Final
 from gateway.deliverylog.log import CommittedOrigins, CommitTimes, DeliveryLog
 from gateway.publish.batch import (
     RECORD_ID_BYTES,
-    Backlog,
     Commit,
     OpenRecord,
-    Route,
     Run,
     SendingOrders,
     commit_weight,
     is_full,
     piece_end,
 )
+from gateway.publish.routes import Backlog, Route
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits
@@ -114,7 +113,8 @@ class GroupCommit:
         self.on_end: list[Callable[[int], None]] = []
         """The same for its end. If the next one begins at once, this comes after its begin."""
         self._lanes: dict[int, Committer] = {}
-        self._open: dict[Partition, OpenRecord] = {}
+        self._open: dict[tuple[Partition, bool], OpenRecord] = {}
+        """(partition, whether its messages are scheduled) → record that takes more."""
         self._closed: Batch = []
         """Records that take no more messages; each goes before its partition's open one."""
         self.appending: dict[Partition, PartitionAppends] = {}
@@ -244,7 +244,7 @@ class GroupCommit:
         """Put a run into the open record of its partition, in pieces if it is too long. Returns its
         bytes, which the caller passes to `schedule`."""
         count, size = len(run.encoded), sum(map(len, run.encoded))
-        record = self._open.get(partition)
+        record = self._open.get((partition, bool(run.due)))
         if record is None:
             record = self._open_record(route, partition, run)
         elif is_full(record.builder, size, self._record_bytes_max):
@@ -268,7 +268,8 @@ class GroupCommit:
 
     def _open_record(self, route: Route, partition: Partition, run: Run) -> OpenRecord:
         backlog = self._lane_of(route, partition).backlog
-        record = self._open[partition] = OpenRecord(route, partition, backlog, run.publish)
+        record = OpenRecord(route, partition, backlog, run.publish, is_due=bool(run.due))
+        self._open[record.slot] = record
         return record
 
     def schedule(self, route: Route, messages: int, size: int) -> None:
@@ -313,8 +314,8 @@ class GroupCommit:
         )
         if held.isdisjoint(producer for producer, _ in header.producers):
             return
-        if self._open.get(partition) is record:
-            del self._open[partition]
+        if self._open.get(record.slot) is record:
+            del self._open[record.slot]
         else:
             self._closed.remove(record)
         self._orders.on_not_stored(partition, header)
@@ -356,10 +357,10 @@ class GroupCommit:
         self._is_skewed = self.share.is_skewed(now=now)
         self._closed, self._open = [], {}
         for record in left:
-            before = self._open.pop(record.partition, None)
+            before = self._open.pop(record.slot, None)
             if before is not None:
                 self._closed.append(before)
-            self._open[record.partition] = record
+            self._open[record.slot] = record
 
     def _begin(self, waiting: Batch, lanes: list["Committer"]) -> Batch:
         """Begin the next commit in each of the `lanes`, and in those that become known only now.
@@ -751,7 +752,7 @@ class Committer:
         }
         record.complete(
             result,
-            header.sizes,
+            header,
             durability,
             times.certified_us,
             is_answered=commit.is_answered,

@@ -8,18 +8,18 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import chain
 
 from gateway.counters import Counters, HitRate
 from gateway.deliverylog.log import OFF, DeliveryLog
 from gateway.publish.batch import (
-    KeyCount,
     PendingPublish,
-    Route,
     Run,
     SendingOrders,
     cut,
 )
 from gateway.publish.commits import GroupCommit
+from gateway.publish.routes import KeyCount, Route
 from gateway.publish.tail import Tail
 from gateway.publish.tombstones import Tombstones
 from metadata.catalog import Queue
@@ -112,7 +112,8 @@ class Publisher:
         commits, spans_clusters = self.commits, len(publish.queue.clusters) > 1
         messages = size = 0
         try:
-            for number, run in cut(publish, route, self._orders).items():
+            runs, later = cut(publish, route, self._orders)
+            for number, run in chain(runs.items(), later.items()):
                 partition = route.partitions[number]
                 if spans_clusters:
                     refused = commits.refusal_at(route, partition, run, messages, size)

@@ -12,7 +12,10 @@ from typing import Final
 
 import msgspec
 
-from gateway.publish.batch import PendingPublish, any_storable
+from gateway.publish.batch import (
+    PendingPublish,
+    any_storable,
+)
 from metadata.catalog import (
     DELETED_QUEUES_MARK,
     DeletedQueue,

@@ -20,7 +20,7 @@ from gateway.delivery.consumer import Settlement
 from gateway.delivery.ports import DeliveryList
 from gateway.deliverylog.log import OriginTracker, PublishOrigin
 from gateway.models import Admission, SessionDescription
-from gateway.publish.batch import PendingPublish
+from gateway.publish.batch import PendingPublish, receipt_fields
 from gateway.session.credential import SessionCredential, SessionQuota, producer_id
 from gateway.session.directory import SessionServices
 from gateway.session.subscriptions import (
@@ -536,7 +536,7 @@ class Session:
         id_prefix, counter = answer.id_prefix, self.account.counter(queue)
         answer.count_in(counter)
         receipts: list[object] = [
-            outcome if isinstance(outcome, tuple) else frames.error_fields(outcome)
+            outcome if isinstance(outcome, tuple) else receipt_fields(outcome, id_prefix)
             for outcome in answer.outcomes
         ]
         if beyond is not None:

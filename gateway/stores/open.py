@@ -65,7 +65,7 @@ from metadata.sqlite.catalog import SqliteCatalog
 from push import limits
 from push.errors import Refused
 from push.rates.shared import RatePool
-from push.storage_port import PLAIN, Storage, StorageInspection
+from push.storage_port import PLAIN, DueStore, Storage, StorageInspection
 from storage.redis import target as redis_target
 from storage.redis.store import RedisPool
 from storage.redis.target import Target
@@ -281,6 +281,8 @@ READS: Final = frozenset(
     | {name for name in vars(StorageInspection) if not name.startswith("_")}
 )
 """Names of a storage's calls that only read, for which `with_read_deadline` sets a deadline."""
+DUE_READS: Final = frozenset({"first", "find", "look", "fate", "known", "states"})
+"""The same of its due stores' calls."""
 
 
 def with_read_deadline(storage: Storage) -> Storage:
@@ -293,10 +295,22 @@ class _BoundedReads:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self.due: DueStore = cast(DueStore, _BoundedDueReads(storage.due))
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._storage, name)
         return partial(_answer_in_time, call) if name in READS else call
+
+
+class _BoundedDueReads:
+    """The due stores of a storage, whose DUE_READS have a deadline."""
+
+    def __init__(self, due: DueStore) -> None:
+        self._due = due
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._due, name)
+        return partial(_answer_in_time, call) if name in DUE_READS else call
 
 
 async def _answer_in_time(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

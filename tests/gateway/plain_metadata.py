@@ -14,7 +14,9 @@ import msgspec
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.delivery.consumer import Consumer
-from gateway.publish.batch import PendingPublish
+from gateway.publish.batch import (
+    PendingPublish,
+)
 from metadata.catalog import (
     ANYBODY,
     Group,

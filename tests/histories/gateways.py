@@ -14,7 +14,7 @@ from metadata.catalog_service import CatalogService
 from metadata.port import Metadata
 from push.errors import TocsinError
 from push.places import CursorPlace, Partition
-from push.storage_port import Owned, Storage, WakeUp
+from push.storage_port import DueStore, Owned, Storage, WakeUp
 from storage.memory import MemoryInbox, MemoryStorage
 from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
@@ -57,14 +57,33 @@ class SharedMetadata(MadMetadata):
         """Leave it open, because the others go on."""
 
 
+class SharedDueStore(Mad):
+    """View of the shared due stores that a gateway has. Notices can be lost."""
+
+    def __init__(self, real: DueStore, listeners: list[Callable[[Partition, int], None]]) -> None:
+        super().__init__(real)
+        self._all = listeners
+        self.is_deaf = False
+
+    def on_due(self, noticed: Callable[[Partition, int], None]) -> None:
+        """Register a listener, which misses notices while `is_deaf`."""
+
+        def heard(partition: Partition, due_unix_ms: int) -> None:
+            if not self.is_deaf:
+                noticed(partition, due_unix_ms)
+
+        self._all.append(heard)
+
+
 class SharedStorage(Mad):
     """View of the shared storage that a gateway has. It records owners."""
 
     def __init__(
         self, real: MemoryStorage, inbox: MemoryInbox, wake_ups: list[WakeUp],
-        owned: list[tuple[int, int]],
+        owned: list[tuple[int, int]], on_due: list[Callable[[Partition, int], None]],
     ) -> None:  # fmt: skip
         super().__init__(real)
+        self.due = SharedDueStore(real.due, on_due)
         self.inbox = Mad(inbox)
         self._all = wake_ups
         self.owned = owned
@@ -117,7 +136,7 @@ class Gateway(House):
         """Start it, and join the others."""
         town = self.town
         self.metadata = SharedMetadata(town.catalog, town.listeners)
-        self.storage = SharedStorage(town.memory, town.inbox, town.wake_ups, town.owned)
+        self.storage = SharedStorage(town.memory, town.inbox, town.wake_ups, town.owned, town.on_due)
         self.broker = Broker(
             Config(data_dir=self.folder), cast(Metadata, self.metadata), cast(Storage, self.storage)
         )
@@ -127,14 +146,16 @@ class Gateway(House):
         """Let none of its calls to catalog or storage happen, until `come_back`."""
         self.metadata.stall()
         self.storage.stall()
+        self.storage.due.stall()
         self.storage.inbox.stall()
-        self.metadata.is_deaf = self.storage.is_deaf = True
+        self.metadata.is_deaf = self.storage.is_deaf = self.storage.due.is_deaf = True
 
     def come_back(self) -> None:
         """Let its waiting calls happen now, and later ones at once."""
-        self.metadata.is_deaf = False
+        self.metadata.is_deaf = self.storage.due.is_deaf = False
         self.metadata.well()
         self.storage.well()
+        self.storage.due.well()
         self.storage.inbox.well()
         self.storage.hear_again()
 
@@ -169,6 +190,7 @@ class Town:
         self.listeners: list[Callable[[str, int], None]] = []
         self.wake_ups: list[WakeUp] = []
         self.owned: list[tuple[int, int]] = []
+        self.on_due: list[Callable[[Partition, int], None]] = []
         self.gateways: list[Gateway] = []
 
     async def open(self, count: int) -> None:
@@ -179,7 +201,12 @@ class Town:
             for wake_up in self.wake_ups:
                 wake_up(partition, end)
 
+        def notice_all(partition: Partition, due_unix_ms: int) -> None:
+            for noticed in self.on_due:
+                noticed(partition, due_unix_ms)
+
         self.memory.on_certified(wake_all)
+        self.memory.due.on_due(notice_all)
         for _ in range(count):
             await self.another()
 

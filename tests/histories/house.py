@@ -20,7 +20,9 @@ from gateway.delivery.ports import StartFrom
 from gateway.delivery.readers import Reader
 from gateway.limits.limiter import Limiter
 from gateway.models import Admission, Transport
-from gateway.publish.batch import PendingPublish
+from gateway.publish.batch import (
+    PendingPublish,
+)
 from gateway.rest.app import Application
 from gateway.session.credential import SessionCredential, SessionQuota
 from gateway.session.directory import SessionServices

@@ -10,7 +10,9 @@ import pytest
 
 from gateway.counters import Counters
 from gateway.delivery.cursor_writer import CursorWriter
-from gateway.publish.batch import PendingPublish
+from gateway.publish.batch import (
+    PendingPublish,
+)
 from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
 from gateway.publish.tombstones import Tombstones

@@ -10,7 +10,9 @@ import pytest
 
 from gateway.delivery.consumer import Consumer
 from gateway.models import WhichKey
-from gateway.publish.batch import PendingPublish
+from gateway.publish.batch import (
+    PendingPublish,
+)
 from gateway.publish.commits import LIGHT_COMMITS_MAX
 from gateway.stores.open import READS
 from metadata.catalog import Group, Queue

@@ -5,7 +5,9 @@ import asyncio
 
 from gateway.auth.auth import Authenticator
 from gateway.net.connections import Connections
-from gateway.publish.batch import PendingPublish
+from gateway.publish.batch import (
+    PendingPublish,
+)
 from gateway.session.directory import SessionServices
 from push.places import Partition
 from tests.gateway.raw_sockets import serve, session

@@ -7,7 +7,9 @@ from typing import Any, cast
 
 from gateway.broker import Broker
 from gateway.config import Config
-from gateway.publish.batch import PendingPublish
+from gateway.publish.batch import (
+    PendingPublish,
+)
 from metadata.catalog import Queue, QueueSettings
 from push.places import Durability, Partition
 from push.storage_port import Lane

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from gateway.broker import Broker
 from gateway.deliverylog.log import origin_of_request
-from gateway.publish.batch import PendingPublish
+from gateway.publish.batch import PendingPublish, Ticket, receipt_fields
 from gateway.rest.accounting import counter_of
 from gateway.rest.operation import (
     Answer,
@@ -49,11 +49,14 @@ class Failure(msgspec.Struct, omit_defaults=True):
 
 class PublishResult(msgspec.Struct, omit_defaults=True):
     """Result of one message: either `error`, or the other fields, which say where it is stored. A
-    duplicate has the place of the original."""
+    duplicate has the place of the original. A message that is scheduled has a `ticket` in place of
+    an `offset`, and says when it is due, unless it is a duplicate."""
 
     id: str | None = None
     partition: int | None = None
     offset: int | None = None
+    ticket: str | None = None
+    due_unix_ms: int | None = None
     duplicate: bool | None = None
     error: Failure | None = None
 
@@ -148,6 +151,9 @@ def _results(answer: PendingPublish) -> list[Mapping[str, object]]:
     for index, outcome in enumerate(answer.outcomes):
         if isinstance(outcome, TocsinError):
             results.append({"error": error_fields(outcome)})
+        elif isinstance(outcome, Ticket):
+            fields = {"duplicate": False, **receipt_fields(outcome, answer.id_prefix)}
+            results.append({"id": answer.ids(index), **fields})
         else:
             partition, offset, *duplicate = outcome
             results.append(

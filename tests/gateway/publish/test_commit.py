@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.publish.batch import Commit
+from gateway.publish.batch import (
+    Commit,
+)
 from push.storage_port import Append, Appended, Lane
 from storage.memory import MemoryStorage
 
