@@ -136,7 +136,9 @@ class Gateway(House):
         """Start it, and join the others."""
         town = self.town
         self.metadata = SharedMetadata(town.catalog, town.listeners)
-        self.storage = SharedStorage(town.memory, town.inbox, town.wake_ups, town.owned, town.on_due)
+        self.storage = SharedStorage(
+            town.memory, town.inbox, town.wake_ups, town.owned, town.on_due
+        )
         self.broker = Broker(
             Config(data_dir=self.folder), cast(Metadata, self.metadata), cast(Storage, self.storage)
         )

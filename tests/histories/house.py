@@ -401,13 +401,16 @@ def never(reason: str) -> None:
 
 
 def codes(answer: PendingPublish) -> list[tuple[int, int, bool] | str]:
-    """Return the outcomes of a publish as (partition, offset, duplicate), errors as their code."""
-    return [
-        outcome.code.name
-        if isinstance(outcome, TocsinError)
-        else (outcome[0], outcome[1], len(outcome) > 2)
-        for outcome in answer.outcomes
-    ]
+    """Return the outcomes of a publish, of which nothing is scheduled, as (partition, offset,
+    duplicate), errors as their code."""
+    found: list[tuple[int, int, bool] | str] = []
+    for outcome in answer.outcomes:
+        if isinstance(outcome, TocsinError):
+            found.append(outcome.code.name)
+        else:
+            assert isinstance(outcome, tuple)
+            found.append((outcome[0], outcome[1], len(outcome) > 2))
+    return found
 
 
 def message(body: object, key: str | None = "k", **fields: Any) -> Message:

@@ -132,7 +132,8 @@ def at_once(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[str |
         keys=plan.allowed,
     )
     publish.context = context
-    runs = cut(publish, route, orders(plan, route))
+    runs, later = cut(publish, route, orders(plan, route))
+    assert not later
     found: dict[int, list[tuple[object, ...]]] = {}
     for number, run in runs.items():
         assert run.publish is publish
