@@ -41,6 +41,7 @@ from gateway.operator.metrics import GatewayMetrics, Sources
 from gateway.operator.operations import QueueOperations
 from gateway.operator.parking import ParkingDecisions
 from gateway.operator.removal import Begin, RemovalCounter, Removed, check_agreed
+from gateway.operator.scheduled import ScheduledMessages
 from gateway.operator.settings_change import SettingsChanges
 from gateway.operator.waiting import WaitingKeys
 from gateway.publish.batch import (
@@ -174,6 +175,7 @@ class Broker:
         self.readers = Readers(looking, self.tail, log, self.counting)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), owner_client)
         self.janitor = self._janitor_of(context, temporary_owner)
+        self.scheduled = ScheduledMessages(looking)
         self.mover = Mover(looking, metadata, self.groups.presence)
         self.tail.watch(self.janitor.touched)
         self.hit_rates: dict[str, HitRateSource] = self._caches()

@@ -35,7 +35,17 @@ from gateway.rest.operation import (
     check_rights,
     find_names,
 )
-from gateway.rest.routes import access, groups, keys, messages, pull, queues, sessions, status
+from gateway.rest.routes import (
+    access,
+    groups,
+    keys,
+    messages,
+    pull,
+    queues,
+    scheduled,
+    sessions,
+    status,
+)
 from metadata.catalog import NAME, check_name
 from runtime.addresses import client_address, name_of
 from runtime.loop.fairness import IncompleteBytesBudget
@@ -49,6 +59,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *groups.OPERATIONS,
     *pull.OPERATIONS,
     *keys.OPERATIONS,
+    *scheduled.OPERATIONS,
     *sessions.OPERATIONS,
     *access.OPERATIONS,
     *status.OPERATIONS,

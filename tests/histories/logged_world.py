@@ -127,7 +127,7 @@ class LoggedGateway(Gateway):
         """Start the gateway with the log on."""
         town = self.town
         self.metadata = SharedMetadata(town.catalog, town.listeners)
-        self.storage = SharedStorage(town.memory, town.inbox, town.wake_ups, town.owned)
+        self.storage = SharedStorage(town.memory, town.inbox, town.wake_ups, town.owned, [])
         config = Config(
             data_dir=self.folder / self.host, delivery_log_file_bytes=self.town.file_bytes,
             delivery_log_file_s=3600, free_bytes_reserve=0,
