@@ -9,7 +9,6 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from push import limits
 from push.due import DueMessage, DuePlace, DueRead, DueState, fate_mark
@@ -167,6 +166,7 @@ def read_first(
     connection: sqlite3.Connection,
     partition: Partition,
     until_unix_ms: int,
+    *,
     count_max: int,
     bytes_max: int,
     sealer: Sealer,
@@ -194,12 +194,10 @@ def read_first(
     return DueRead(messages, next_unix_ms), bad
 
 
-_ID_MAX: Final = (1 << codec.OFFSET_BITS) - 1
-
-
 def read_some(
     connection: sqlite3.Connection,
     partition: Partition,
+    *,
     key_hash: int | None,
     id_hash: int | None,
     after: DuePlace | None,
@@ -210,33 +208,43 @@ def read_some(
     log = log_of(connection, partition)
     if log is None:
         return DueRead(()), []
-    index, wheres = "due_in_order", ["store = ?"]
-    values = [log.due_store]
+    index, where, values = "due_in_order", "store = ?", [log.due_store]
     # A hash of 0, of what has no key or no id, is in no index.
     for column, name, hashed in (
         ("key_hash", "due_by_key", key_hash),
         ("id_hash", "due_by_id", id_hash),
     ):
         if hashed is not None:
-            wheres.append(f"{column} = ?")
+            where += f" AND {column} = ?"
             values.append(codec.signed(hashed))
         if hashed:
+            where += f" AND {column} != 0"
             index = name
-            wheres.append(f"{column} != 0")
-    if after is not None:  # comes from a client
-        due_unix_ms = min(max(after.due_unix_ms, 0), DUE_UNIX_MS_MAX + 1)
-        number = min(max(after.number, 0), _ID_MAX)
-        wheres.append("(due_unix_ms, id) > (?, ?)")
-        values += [due_unix_ms, codec.due_row_id(log.row_id, number)]
-    rows = connection.execute(
-        f"SELECT id, due_unix_ms FROM due INDEXED BY {index} WHERE {' AND '.join(wheres)} "
-        "ORDER BY due_unix_ms, id LIMIT ?",
-        (*values, count_max + 1),
-    ).fetchall()
+    rows: list[codec.Found] = []
+    for more, places in _parts(log, after):
+        rows += connection.execute(
+            f"SELECT id, due_unix_ms FROM due INDEXED BY {index} WHERE {where} AND {more} "
+            "ORDER BY due_unix_ms, id LIMIT ?",
+            (*values, *places, count_max + 1 - len(rows)),
+        ).fetchall()
     next_unix_ms = rows[count_max][1] if len(rows) > count_max else None
     row_ids = [row_id for row_id, _ in rows[:count_max]]
     messages, bad = _open(connection, partition, row_ids, sealer)
     return DueRead(messages, next_unix_ms), bad
+
+
+def _parts(log: StoredLog, after: DuePlace | None) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the conditions, with their values, under which messages follow a place: those that are
+    due at the same time, and then those that are due later. Each is a range of an index, whatever
+    number of messages is due at one time. A comparison of pairs would be none."""
+    if after is None:
+        return [("due_unix_ms >= ?", (0,))]
+    due_unix_ms = min(max(after.due_unix_ms, 0), DUE_UNIX_MS_MAX)  # it comes from a client
+    row_id = codec.due_row_id(log.row_id, min(max(after.number, 0), limits.OFFSET_MAX))
+    return [
+        ("due_unix_ms = ? AND id > ?", (due_unix_ms, row_id)),
+        ("due_unix_ms > ?", (due_unix_ms,)),
+    ]
 
 
 def read_numbers(
@@ -331,8 +339,13 @@ class SqliteDueStore:
     ) -> DueRead:
         return await self._read(
             partition,
-            lambda connection: read_first(
-                connection, partition, until_unix_ms, count_max, bytes_max, self._sealer
+            partial(
+                read_first,
+                partition=partition,
+                until_unix_ms=until_unix_ms,
+                count_max=count_max,
+                bytes_max=bytes_max,
+                sealer=self._sealer,
             ),
         )
 
@@ -347,8 +360,14 @@ class SqliteDueStore:
     ) -> DueRead:
         return await self._read(
             partition,
-            lambda connection: read_some(
-                connection, partition, key_hash, id_hash, after, count_max, self._sealer
+            partial(
+                read_some,
+                partition=partition,
+                key_hash=key_hash,
+                id_hash=id_hash,
+                after=after,
+                count_max=count_max,
+                sealer=self._sealer,
             ),
         )
 
