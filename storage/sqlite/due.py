@@ -238,7 +238,7 @@ def _parts(log: StoredLog, after: DuePlace | None) -> list[tuple[str, tuple[int,
     due at the same time, and then those that are due later. Each is a range of an index, whatever
     number of messages is due at one time. A comparison of pairs would be none."""
     if after is None:
-        return [("due_unix_ms >= ?", (0,))]
+        return [("TRUE", ())]
     due_unix_ms = min(max(after.due_unix_ms, 0), DUE_UNIX_MS_MAX)  # it comes from a client
     row_id = codec.due_row_id(log.row_id, min(max(after.number, 0), limits.OFFSET_MAX))
     return [
