@@ -25,7 +25,6 @@ from typing import Final
 
 from push.errors import Refused
 from push.places import Partition
-from storage.rules.append import PartitionLog
 from storage.sqlite import codec
 from storage.sqlite.codec import insert
 from storage.sqlite.open import open_store
@@ -313,7 +312,7 @@ def _make_missing(
     missing = [place for place in _places(partitions) if place not in there]
     rows: list[codec.Row] = []
     for row_id, place in enumerate(missing, (last_row or 0) + 1):
-        log = PartitionLog(place, row_id=row_id)
+        log = codec.StoredLog(place, row_id=row_id)
         log.generation += raised_by
         rows.append((*codec.pack_partition(log), *place))
     if rows:

@@ -12,9 +12,11 @@ import sqlite3
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
+from push.due import DueMessage, has_id
 from push.places import Partition
 from push.ranges import RangeSet
 from push.record import Record, RecordDamaged
@@ -133,8 +135,8 @@ def is_record_sound(row: Found) -> bool:
         return False
 
 
-def record_checksum(row_id: int, fields: tuple[int, ...], *blobs: bytes) -> int:
-    """Return the checksum of a record's row: its place, its numbers, its bytes."""
+def record_checksum(row_id: int, fields: tuple[int | bytes | None, ...], *blobs: bytes) -> int:
+    """Return the checksum of a record's row: its place, its small columns, its bytes."""
     crc = zlib.crc32(repr((row_id, fields)).encode())
     for blob in blobs:
         if len(blob) <= _CHUNK or len(blob) > _LARGE:
@@ -144,6 +146,64 @@ def record_checksum(row_id: int, fields: tuple[int, ...], *blobs: bytes) -> int:
             for place in range(0, len(blob), _CHUNK):
                 crc = zlib.crc32(view[place : place + _CHUNK], crc)
     return crc
+
+
+# --- Scheduled message -------------------------------------------------------------------------
+
+
+DUE_COLUMNS: Final = (
+    "id, store, due_unix_ms, version, bytes, key_hash, id_hash, digest, checksum, header, payload"
+)
+
+
+def due_row_id(partition_row: int, number: int) -> int:
+    """Return the row id of the scheduled message of this number, whether it exists or not."""
+    return partition_row << OFFSET_BITS | number
+
+
+def number_of(row_id: int) -> int:
+    """Return the number of the scheduled message in this row."""
+    return row_id & ((1 << OFFSET_BITS) - 1)
+
+
+def pack_due(log: "StoredLog", message: DueMessage, sealed: bytes) -> Row:
+    """Return the row of DUE_COLUMNS. `sealed`: the stored form of the message's payload."""
+    row_id, header = due_row_id(log.row_id, message.number), message.header()
+    fields = (
+        log.due_store,
+        message.due_unix_ms,
+        message.version,
+        len(message.payload),
+        signed(message.key_hash),
+        signed(message.id_hash),
+        message.digest if has_id(message.digest) else None,
+    )
+    return (row_id, *fields, record_checksum(row_id, fields, header, sealed), header, sealed)
+
+
+# enforces: P13, R30
+def unpack_due(row: Found, partition: Partition, sealer: Sealer) -> DueMessage:
+    """Return the opened message of a row of DUE_COLUMNS. With the sealer PLAIN its payload has the
+    stored form.
+
+    Raises:
+        RecordDamaged: with the reason (R30).
+        Refused: storage_unavailable: its key cannot be had at the moment.
+    """
+    if not is_due_sound(row):
+        raise RecordDamaged(CHECKSUM_REASON)
+    row_id, _, _, version, *_, header, sealed = row
+    payload = sealer.unseal(partition, header, sealed)
+    return DueMessage.load(partition, number_of(row_id), version, header, payload)
+
+
+def is_due_sound(row: Found) -> bool:
+    """Whether a row of DUE_COLUMNS is as it was written."""
+    row_id, *fields, checksum, header, payload = row
+    try:
+        return bool(record_checksum(row_id, tuple(fields), header, payload) == checksum)
+    except TypeError:  # a page of another table is in its place
+        return False
 
 
 # --- Retry ------------------------------------------------------------------------------------
@@ -177,13 +237,28 @@ def retry_checksum(cursor: int, *columns: Any) -> int:
 
 
 PARTITION_CHANGES: Final = (
-    "id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors, checksum"
+    "id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors, "
+    "due_next, due_start, due_messages, due_bytes, checksum"
 )
 PARTITION_COLUMNS: Final = f"{PARTITION_CHANGES}, queue_id, number"
 
 
+@dataclass(slots=True)
+class StoredLog(PartitionLog):
+    """A partition's log, and the column that its row has beside it."""
+
+    due_start: int = 0
+    """The number below which a purge has dropped all scheduled messages."""
+
+    @property
+    def due_store(self) -> int:
+        """What the rows of the messages that wait have as their `store`; those of purged ones have
+        another."""
+        return due_row_id(self.row_id, self.due_start)
+
+
 # enforces: R2
-def pack_partition(log: PartitionLog) -> Row:
+def pack_partition(log: StoredLog) -> Row:
     """Return the row of PARTITION_CHANGES."""
     row = (
         log.row_id,
@@ -196,16 +271,24 @@ def pack_partition(log: PartitionLog) -> Row:
         log.sealed_at,
         json.dumps([list(one) for one in log.successors]) if log.successors else "[]",
     )
-    return (*row, row_checksum(log.partition.queue_id, log.partition.number, *row))
+    due = (log.due_next, log.due_start, log.due_messages, log.due_bytes)
+    return (*row, *due, _partition_checksum(log.partition, row, due))
 
 
-def unpack_partition(row: Found) -> PartitionLog | None:
+def _partition_checksum(partition: Partition, row: Row, due: Row) -> int:
+    """Return the checksum of a partition's row. Without anything in `due`, it is the checksum that
+    schema version 3 had."""
+    return row_checksum(*partition, *row, *due) if any(due) else row_checksum(*partition, *row)
+
+
+def unpack_partition(row: Found) -> StoredLog | None:
     """Return the log of a row of PARTITION_COLUMNS; None: the row is damaged."""
-    *fields, checksum, queue_id, number = row
-    if row_checksum(queue_id, number, *fields) != checksum:
+    *fields, due_next, due_start, due_messages, due_bytes, checksum, queue_id, number = row
+    due = (due_next, due_start, due_messages, due_bytes)
+    if _partition_checksum(Partition(queue_id, number), tuple(fields), due) != checksum:
         return None
     row_id, generation, next_offset, start, messages, size, acts, sealed_at, successors = fields
-    return PartitionLog(
+    return StoredLog(
         partition=Partition(queue_id, number),
         row_id=row_id,
         generation=generation,
@@ -216,6 +299,10 @@ def unpack_partition(row: Found) -> PartitionLog | None:
         messages=messages,
         bytes=size,
         acts=acts,
+        due_next=due_next,
+        due_messages=due_messages,
+        due_bytes=due_bytes,
+        due_start=due_start,
     )
 
 

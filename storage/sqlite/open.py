@@ -24,7 +24,7 @@ SQLITE_MIN: Final = (3, 37, 0)
 """Oldest version with STRICT tables; UPDATE FROM is older."""
 STEPS: Final[tuple[str, ...]] = tuple(
     resources.files("storage.sqlite").joinpath(name).read_text(encoding="utf-8")
-    for name in ("sqlite.sql", "sqlite_2.sql", "sqlite_3.sql")
+    for name in ("sqlite.sql", "sqlite_2.sql", "sqlite_3.sql", "sqlite_4.sql")
 )
 """SQL that makes schema version 1 from nothing, 2 from 1, and so on. A step is never changed once
 it has been released; the next version is one more step."""

@@ -29,7 +29,6 @@ from push.storage_port import (
     Read,
     Sealer,
 )
-from storage.rules.append import PartitionLog
 from storage.rules.cursor import GroupCursor, count_dead, settled_by_all
 from storage.sqlite import codec
 from storage.sqlite.state import WriteState
@@ -56,6 +55,7 @@ class StoreReader:
         self._connection = connection
         self._loop = loop
         self._on_corrupt = on_corrupt
+        self._refusal = ""
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tocsin-store-reader", daemon=True)
         self._thread.start()
@@ -64,11 +64,17 @@ class StoreReader:
         """Run `work` in one reading transaction, and return its result.
 
         Raises:
-            Refused: storage_unavailable: SQLite could not read.
+            Refused: storage_unavailable: SQLite could not read, or nothing is read any more.
         """
+        if self._refusal:
+            raise Refused("storage_unavailable", self._refusal)
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put(lambda: self._answer(work, future))
         return await future
+
+    def refuse(self, why: str) -> None:
+        """Begin no further read; later ones are refused with `why`."""
+        self._refusal = why
 
     def close(self) -> None:
         """Finish all reads that were requested, then end the thread. Blocks."""
@@ -112,7 +118,7 @@ class StoreReader:
             return  # the loop is closed, and no caller waits
 
 
-def log_of(connection: sqlite3.Connection, partition: Partition) -> PartitionLog | None:
+def log_of(connection: sqlite3.Connection, partition: Partition) -> codec.StoredLog | None:
     """Return the log in a partition's row; None: there is no row. Raises Refused if the row is
     damaged."""
     row = connection.execute(
@@ -122,7 +128,7 @@ def log_of(connection: sqlite3.Connection, partition: Partition) -> PartitionLog
     return None if row is None else unpack_log(row)
 
 
-def unpack_log(row: codec.Found) -> PartitionLog:
+def unpack_log(row: codec.Found) -> codec.StoredLog:
     """Return the log of a row of PARTITION_COLUMNS. Raises Refused if the row is damaged."""
     log = codec.unpack_partition(row)
     if log is None:
@@ -216,7 +222,7 @@ def read_each(
 
 
 def _damage(
-    connection: sqlite3.Connection, log: PartitionLog, bad: dict[int, str], offset: int, end: int
+    connection: sqlite3.Connection, log: codec.StoredLog, bad: dict[int, str], offset: int, end: int
 ) -> tuple[Damage, ...]:
     """Return the damaged records from `offset` up to `end` (excluded), those found now (`bad`: row
     id -> reason) and those quarantined before, because each group and each reader has to learn of
@@ -236,7 +242,7 @@ def _damage(
     )
 
 
-def span(connection: sqlite3.Connection, log: PartitionLog, row_id: int) -> int:
+def span(connection: sqlite3.Connection, log: codec.StoredLog, row_id: int) -> int:
     """Return how many offsets a damaged record may have had: as many as its row says, or all up to
     the next record if that is impossible, because the row's count may be damaged."""
     (after,) = connection.execute(

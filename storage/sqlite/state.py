@@ -6,7 +6,8 @@ its partition and producers are hot, and nothing is undone: if a commit fails th
 Used by the writer's thread alone.
 
 Partitions and producer lines are here, and client ids (R8), which are compared whole and remembered
-by buckets of time; cursors are in `storage.sqlite.cursors`.
+by buckets of time; cursors are in `storage.sqlite.cursors`, scheduled messages in
+`storage.sqlite.due_rows`.
 """
 
 import os
@@ -14,19 +15,21 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+from push.due import DueMessage
 from push.errors import Refused
 from push.places import CursorPlace, Partition
 from push.record import Header
 from push.storage_port import Append, Appended, Sealer, Start
 from storage.rules.append import (
     Dropped,
+    Effect,
     IdBuckets,
-    PartitionLog,
     ProducerLine,
     QueueTotal,
     append_record,
@@ -36,9 +39,11 @@ from storage.rules.append import (
     open_header,
 )
 from storage.rules.cursor import start_floor
+from storage.rules.due import check_sealable, due_messages
 from storage.sqlite import codec
-from storage.sqlite.codec import ROWS_MAX, Transaction, insert, update
+from storage.sqlite.codec import ROWS_MAX, StoredLog, Transaction, insert, update
 from storage.sqlite.cursors import CURSORS_CACHED_WEIGHT_MAX, CursorWriteState
+from storage.sqlite.due_rows import DueRows
 
 _INSERT_ID: Final = insert("client_id", "partition, until_unix_ms, digest, place, checksum")
 _FIND_IDS: Final = "SELECT digest, place, until_unix_ms, checksum FROM client_id WHERE"
@@ -73,6 +78,44 @@ class FreeSpace:
         return space.f_bavail * space.f_frsize
 
 
+def read_buckets(connection: sqlite3.Connection, partition_row: int) -> IdBuckets:
+    """Return the buckets of client ids that a partition has in the file."""
+    buckets = IdBuckets()
+    until = 0
+    while until is not None:
+        (until,) = connection.execute(
+            "SELECT min(until_unix_ms) FROM client_id WHERE partition = ? AND until_unix_ms > ?",
+            (partition_row, until),
+        ).fetchone()
+        if until is not None:
+            buckets.add(until)
+    return buckets
+
+
+def find_remembered(
+    connection: sqlite3.Connection,
+    partition_row: int,
+    live: Sequence[int],
+    digests: Sequence[bytes],
+    report: Callable[[str], None],
+) -> dict[bytes, int]:
+    """Return digest -> place of those of these client ids that these buckets have in the file."""
+    found: dict[bytes, int] = {}
+    for low in range(0, len(digests), ROWS_MAX):
+        some = digests[low : low + ROWS_MAX]
+        rows = connection.execute(
+            f"{_FIND_IDS} partition = ? AND until_unix_ms IN ({','.join('?' * len(live))}) "
+            f"AND digest IN ({','.join('?' * len(some))})",
+            (partition_row, *live, *some),
+        ).fetchall()
+        for digest, offset, until, checksum in rows:
+            if codec.row_checksum(partition_row, until, digest, offset) == checksum:
+                found[digest] = offset
+            else:
+                report(f"a client id in partition row {partition_row} is damaged")
+    return found
+
+
 class IdState:
     """The buckets of client ids that each partition has, and the ids that are not written yet."""
 
@@ -91,16 +134,8 @@ class IdState:
         """Return the partition's buckets of client ids, from memory or from the file."""
         buckets = self._buckets.get(partition_row)
         if buckets is None:
-            buckets = self._buckets[partition_row] = IdBuckets()
-            until = 0
-            while until is not None:
-                (until,) = self._transaction.connection.execute(
-                    "SELECT min(until_unix_ms) FROM client_id "
-                    "WHERE partition = ? AND until_unix_ms > ?",
-                    (partition_row, until),
-                ).fetchone()
-                if until is not None:
-                    buckets.add(until)
+            buckets = read_buckets(self._transaction.connection, partition_row)
+            self._buckets[partition_row] = buckets
         return buckets
 
     # enforces: R8
@@ -115,18 +150,9 @@ class IdState:
             else:
                 ask.append(digest)
         live = self.buckets(partition_row).live(wall_unix_ms)
-        for low in range(0, len(ask) if live else 0, ROWS_MAX):
-            some = ask[low : low + ROWS_MAX]
-            rows = self._transaction.connection.execute(
-                f"{_FIND_IDS} partition = ? AND until_unix_ms IN ({','.join('?' * len(live))}) "
-                f"AND digest IN ({','.join('?' * len(some))})",
-                (partition_row, *live, *some),
-            ).fetchall()
-            for digest, offset, until, checksum in rows:
-                if codec.row_checksum(partition_row, until, digest, offset) == checksum:
-                    found[digest] = offset
-                else:
-                    self._report(f"a client id in partition row {partition_row} is damaged")
+        if ask and live:
+            connection = self._transaction.connection
+            found.update(find_remembered(connection, partition_row, live, ask, self._report))
         return found
 
     def remember(self, partition_row: int, ids: Iterable[tuple[bytes, int]], until: int) -> None:
@@ -176,6 +202,19 @@ _UPDATE_LINE = update("producer", "id, resolved, top, sequences, checksum")
 LineKey = tuple[int, bytes]
 
 
+@dataclass(slots=True)
+class _Sealed:
+    """An append, and what it stores."""
+
+    append: Append
+    header: Header
+    payload: bytes = b""
+    """The stored form of its payload, if it goes to the log."""
+    due: list[tuple[DueMessage, bytes]] = field(default_factory=list)
+    """Otherwise its messages, which have no numbers yet, each with the stored form of its
+    payload."""
+
+
 class WriteState:
     """Partitions, producer lines and cursors that are cached in memory, and the rows that wait to
     be written."""
@@ -195,9 +234,12 @@ class WriteState:
         self.sealer = sealer
         self.certified: dict[Partition, int] = {}
         """Partitions that grew in this batch, with their certified ends: the wake-ups."""
+        self.noticed: dict[Partition, int] = {}
+        """Partitions in which this batch scheduled or changed messages, with the time in unix
+        milliseconds at which the first of these is due."""
         self._wall = wall
         self._space = space
-        self._partitions: OrderedDict[Partition, PartitionLog] = OrderedDict()
+        self._partitions: OrderedDict[Partition, StoredLog] = OrderedDict()
         self._totals: WeakValueDictionary[str, QueueTotal] = WeakValueDictionary()
         """The totals of the queues that have a partition in memory. The logs of a queue's
         partitions keep its total alive, and it disappears with the last of them. Every change of it
@@ -205,7 +247,7 @@ class WriteState:
         self._lines: OrderedDict[LineKey, ProducerLine] = OrderedDict()
         self._line_entries: dict[LineKey, int] = {}
         self._entries = 0
-        self._changed_partitions: dict[int, PartitionLog] = {}
+        self._changed_partitions: dict[int, StoredLog] = {}
         self._changed_lines: dict[LineKey, ProducerLine] = {}
         self._moved_lines: set[LineKey] = set()
         self._records: list[codec.Row] = []
@@ -220,6 +262,7 @@ class WriteState:
         self.swept_until_unix_ms = 0
         """Wall time until which the trimmer need not sweep the lines of idle producers again."""
         self.ids = IdState(self.transaction, report)
+        self.due = DueRows(self.transaction)
         self.cursors = CursorWriteState(self.transaction, self.find, report)
         self._next_partition_row = 1 + self._highest("partition", "partition")
         self._next_line_row = 1 + self._highest("producer", "")
@@ -242,7 +285,7 @@ class WriteState:
 
     # --- Partitions ----------------------------------------------------------------------------
 
-    def find(self, partition: Partition) -> PartitionLog | None:
+    def find(self, partition: Partition) -> StoredLog | None:
         """Return the partition's log; None: there is none.
 
         Raises:
@@ -279,22 +322,24 @@ class WriteState:
             ):
                 log = codec.unpack_partition(row)
                 if log is not None:
-                    total.messages += log.messages
-                    total.bytes += log.bytes
+                    total.messages += log.messages + log.due_messages
+                    total.bytes += log.bytes + log.due_bytes
+                    total.due_messages += log.due_messages
+                    total.due_bytes += log.due_bytes
         return total
 
-    def get(self, partition: Partition) -> PartitionLog:
+    def get(self, partition: Partition) -> StoredLog:
         """Return the partition's log. Raises Refused if there is none."""
         log = self.find(partition)
         if log is None:
             raise Refused("queue_not_found", f"the storage has no queue {partition.queue_id}")
         return log
 
-    def changed(self, log: PartitionLog) -> None:
+    def changed(self, log: StoredLog) -> None:
         """Note that the log's row has to be written."""
         self._changed_partitions[log.row_id] = log
 
-    def queue(self, queue_id: str) -> list[PartitionLog]:
+    def queue(self, queue_id: str) -> list[StoredLog]:
         """Return the logs of a queue's partitions, in the order of their numbers; empty: the queue
         is unknown."""
         rows = self._connection.execute(
@@ -302,7 +347,7 @@ class WriteState:
         ).fetchall()
         return [self.get(Partition(queue_id, number)) for (number,) in rows]
 
-    def with_starts(self, queue_id: str, starts: Sequence[Start]) -> list[tuple[PartitionLog, int]]:
+    def with_starts(self, queue_id: str, starts: Sequence[Start]) -> list[tuple[StoredLog, int]]:
         """Return the log of each partition of a queue, with the floor that its start means. Raises
         Refused if the queue is unknown or has another number of partitions."""
         logs = self.queue(queue_id)
@@ -322,7 +367,7 @@ class WriteState:
             raise Refused("limit_reached", "the storage has no room for more partitions")
         rows: list[codec.Row] = []
         for number in numbers:
-            log = PartitionLog(Partition(queue_id, number), row_id=self._next_partition_row)
+            log = StoredLog(Partition(queue_id, number), row_id=self._next_partition_row)
             self._next_partition_row += 1
             rows.append((*codec.pack_partition(log), queue_id, number))
         if rows:
@@ -353,9 +398,10 @@ class WriteState:
     # enforces: R27
     def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         """Close a partition to new messages, and return its end. If that was done before, change
-        nothing and return the end of then."""
+        nothing and return the end of then. Raises Refused if scheduled messages wait in it."""
         log = self.get(partition)
         if log.sealed_at is None:
+            check_sealable(log)
             log.sealed_at, log.successors = log.next_offset, tuple(successors)
             self.changed(log)
         return log.sealed_at
@@ -365,40 +411,40 @@ class WriteState:
     # enforces: R29
     def append(self, appends: Sequence[Append]) -> list[Appended]:
         """Append records (R5-R9); nothing is changed when it raises."""
-        opened: list[tuple[Append, Header, bytes, PartitionLog | None]] = []
+        opened: list[tuple[_Sealed, StoredLog | None]] = []
         for append in appends:  # whatever may be refused comes before anything is changed
-            header = open_header(append)
-            sealed = self.sealer.seal(
-                append.partition, append.header, append.payload, len(header.sizes)
-            )
-            opened.append((append, header, sealed, self.find(append.partition)))
+            opened.append((self._seal(append), self.find(append.partition)))
         refuse = None if self._space.is_enough() else "storage_full"
         wall = self.wall_unix_ms()
         answers: list[Appended] = []
-        for append, header, sealed, log in opened:
+        for sealed, log in opened:
             if log is None:
-                answers.append(nowhere(header.count))
+                answers.append(nowhere(sealed.header.count))
             else:
-                answers.append(self._append(log, append, header, sealed, refuse=refuse, wall=wall))
+                answers.append(self._append(log, sealed, refuse=refuse, wall=wall))
         return answers
 
+    def _seal(self, append: Append) -> "_Sealed":
+        header = open_header(append)
+        seal = self.sealer.seal
+        if not header.deliver_at_unix_ms:
+            payload = seal(append.partition, append.header, append.payload, header.count)
+            return _Sealed(append, header, payload)
+        # Which of them are new is decided later, and gives them their numbers.
+        due = due_messages(append, header, [(index, 0) for index in range(header.count)])
+        forms = [seal(one.partition, one.header(), one.payload, 1) for one in due]
+        return _Sealed(append, header, due=[*zip(due, forms, strict=True)])
+
     def _append(
-        self,
-        log: PartitionLog,
-        append: Append,
-        header: Header,
-        sealed: bytes,
-        *,
-        refuse: str | None,
-        wall: int,
+        self, log: StoredLog, sealed: "_Sealed", *, refuse: str | None, wall: int
     ) -> Appended:
-        row_id = log.row_id
+        row_id, append, header = log.row_id, sealed.append, sealed.header
         effect = append_record(
             log,
             append,
             header,
             line_of=partial(self._line, row_id, line_bucket(wall)),
-            find_ids=partial(self.ids.find, row_id, wall),
+            find_ids=self._find_ids(log, wall),
             refuse=refuse,
         )
         self._changed_partitions[row_id] = log
@@ -407,12 +453,44 @@ class WriteState:
         if effect.ids:
             self.ids.remember(row_id, effect.ids, id_bucket(wall, append.dedup_window_s))
         if effect.appended.count:
-            # A gateway whose clock runs ahead must not keep its records for ever.
-            published_unix_ms = min(header.published_unix_ms, wall)
-            row = codec.pack_record(row_id, effect, published_unix_ms, append.header, sealed)
-            self._records.append(row)
-            self.certified[log.partition] = log.next_offset
+            self.add_record(log, effect, header, append.header, sealed.payload)
+        for index, number in effect.due:
+            message, form = sealed.due[index]
+            self.put_due(log, replace(message, number=number), form)
         return effect.appended
+
+    def _find_ids(self, log: StoredLog, wall: int) -> Callable[[list[bytes]], dict[bytes, int]]:
+        """Return the function that finds the places of client ids in log and due store. The latter
+        costs nothing while it is empty."""
+        remembered = partial(self.ids.find, log.row_id, wall)
+        if not log.due_messages:
+            return remembered
+
+        def find(digests: list[bytes]) -> dict[bytes, int]:
+            found = remembered(digests)
+            others = [digest for digest in digests if digest not in found]
+            return {**found, **self.due.find_ids(log, others)}
+
+        return find
+
+    def add_record(
+        self, log: StoredLog, effect: Effect, header: Header, stored: bytes, sealed: bytes
+    ) -> None:
+        """Have the record of an `effect` written, and its partition's growth notified. `stored` and
+        `sealed`: its header and payload as they are stored."""
+        # A gateway whose clock runs ahead must not keep its records for ever.
+        published_unix_ms = min(header.published_unix_ms, self.wall_unix_ms())
+        row = codec.pack_record(log.row_id, effect, published_unix_ms, stored, sealed)
+        self._records.append(row)
+        self.certified[log.partition] = log.next_offset
+
+    def put_due(self, log: StoredLog, message: DueMessage, sealed: bytes) -> None:
+        """Have a scheduled message written, and its due time notified. `sealed`: the stored form of
+        its payload."""
+        self.due.put(log, message, sealed)
+        self.changed(log)
+        first = self.noticed.get(log.partition, message.due_unix_ms)
+        self.noticed[log.partition] = min(first, message.due_unix_ms)
 
     def _line(self, partition_row: int, bucket: int, producer: bytes) -> ProducerLine:
         key = (partition_row, producer)
@@ -446,7 +524,7 @@ class WriteState:
 
     def flush(self) -> None:
         """Write what has changed, inside the batch's transaction."""
-        if self._changed_partitions:  # each append changes its partition
+        if self._changed_partitions:  # each append and each act on the due store changes its one
             connection = self.transaction.begin()
             rows = list(map(codec.pack_partition, self._changed_partitions.values()))
             _UPDATE_PARTITION.execute(connection, rows)
@@ -459,6 +537,7 @@ class WriteState:
                 self._flush_lines(connection)
             if self.ids.unwritten:
                 self.ids.flush()
+            self.due.flush()
         self.cursors.flush()
 
     def _flush_lines(self, connection: sqlite3.Connection) -> None:

@@ -4,9 +4,11 @@ store       the port, on the event loop
 writer      the thread that commits
   state       the values that it decides on and flushes: partitions, producers, client ids
   cursors     the same for cursors
+  due_rows    the same for scheduled messages
   trim        deletion, in slices
   checkpoint  from the WAL into the file
 reader      the thread that reads
+due         the port of the due store, its tasks and its reads
 codec       rows and statements
 open        the file's lock, pragmas and schema
 backup      a copy made while the store works, and its restore
@@ -51,6 +53,7 @@ from push.storage_port import (
 from storage.sqlite import reader as looking
 from storage.sqlite import reader as reading
 from storage.sqlite.backup import BackupCopy, CopyProgress
+from storage.sqlite.due import SqliteDueStore
 from storage.sqlite.open import STEPS, StoreConnections, Touches, open_store
 from storage.sqlite.reader import quarantine
 from storage.sqlite.state import FreeSpace, WriteState
@@ -105,6 +108,7 @@ class SqliteStorage:
         self._reader = reading.StoreReader(
             connections.reader, loop, readers=readers, on_corrupt=self._writer.fail
         )
+        self.due = SqliteDueStore(self._state, self._writer, self._reader, sealer)
         self._closed = False
 
     @classmethod
@@ -156,8 +160,6 @@ class SqliteStorage:
             self._reported += 1
 
     async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        if self._closed:
-            raise Refused("storage_unavailable", "the storage is closed")
         return await self._reader.read(work)
 
     # --- Queues and groups ---------------------------------------------------------------------
@@ -363,6 +365,7 @@ class SqliteStorage:
             return
         self._closed = True
         self._writer.refuse("the storage is closed")
+        self._reader.refuse("the storage is closed")
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:

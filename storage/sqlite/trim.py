@@ -7,7 +7,7 @@ head nor a million records after it are scanned twice.
 
 A purge is one task, however much it drops (R12). The cursors begin anew at the end, and the
 partitions' rows say that nothing below it is retained; no read goes below that. The records
-themselves are deleted in slices afterwards.
+themselves are deleted in slices afterwards, and so are the messages of its due store.
 
 Sweeping deletes rows of dropped queues and groups, and the lines of idle producers (R6).
 """
@@ -23,17 +23,16 @@ from storage.rules.append import (
     FORGOTTEN_BUCKETS,
     IDLE_BUCKETS,
     LINE_BUCKET_MS,
-    PartitionLog,
     line_bucket,
 )
 from storage.rules.cursor import settled_by_all
 from storage.sqlite import codec
-from storage.sqlite.codec import update
+from storage.sqlite.codec import Transaction, update
 from storage.sqlite.cursors import StoredCursor
 from storage.sqlite.state import WriteState
 
 _ROWS: Final = 1000
-"""Most records that one call of `sweep_purged` deletes."""
+"""Most records or scheduled messages that one slice of a purge or of garbage deletes."""
 
 
 def purge(state: WriteState, queue_id: str, group_id: str | None) -> int:
@@ -47,19 +46,22 @@ def purge(state: WriteState, queue_id: str, group_id: str | None) -> int:
         return _purge_group(state, logs, group_id)
     count = 0
     for log in logs:
-        count += log.messages
+        count += log.messages + log.due_messages
         for stored in state.cursors.of_partition(log.row_id, log.partition):
             state.cursors.replace(stored.place, log.row_id, log.next_offset)
         state.cursors.forget_examined(log.row_id)
         log.drop_all()
+        log.due_start = log.due_next
         state.changed(log)
-        state.transaction.begin().execute(
-            "DELETE FROM quarantine WHERE id BETWEEN ? AND ?", _below_start(log)
+        connection = state.transaction.begin()
+        connection.execute("DELETE FROM quarantine WHERE id BETWEEN ? AND ?", _below_start(log))
+        connection.execute(
+            "DELETE FROM due_quarantine WHERE id BETWEEN ? AND ?", _due_below_start(log)
         )
     return count
 
 
-def _purge_group(state: WriteState, logs: list[PartitionLog], group_id: str) -> int:
+def _purge_group(state: WriteState, logs: list[codec.StoredLog], group_id: str) -> int:
     found = [(log, state.cursors.find(CursorPlace(group_id, log.partition))) for log in logs]
     count = 0
     for log, stored in found:
@@ -72,13 +74,21 @@ def _purge_group(state: WriteState, logs: list[PartitionLog], group_id: str) -> 
     return count
 
 
-def sweep_purged(state: WriteState, log: PartitionLog) -> int:
-    """Delete a slice of the records below the partition's start, which no client sees any more.
-    Returns the bytes of their headers and payloads. Such records exist only after a purge."""
-    low, high = _below_start(log)
-    connection = state.transaction.connection
-    rows = connection.execute(
-        "SELECT id, length(header) + length(payload) FROM record WHERE id BETWEEN ? AND ? "
+def sweep_purged(state: WriteState, log: codec.StoredLog) -> int:
+    """Delete a slice of the records below the partition's start, or of the scheduled messages below
+    that of its due store, which no client sees any more. Returns the bytes of their headers and
+    payloads. Such rows exist only after a purge."""
+    freed = _delete_slice(state.transaction, "record", *_below_start(log))
+    if not freed and log.due_start:
+        freed = _delete_slice(state.transaction, "due", *_due_below_start(log))
+    return freed
+
+
+def _delete_slice(transaction: Transaction, table: str, low: int, high: int) -> int:
+    """Delete the first of the rows with these ids: _ROWS of them, or fewer if they have many bytes.
+    Returns the bytes of their headers and payloads; 0: there were none."""
+    rows = transaction.connection.execute(
+        f"SELECT id, length(header) + length(payload) FROM {table} WHERE id BETWEEN ? AND ? "
         "ORDER BY id LIMIT ?",
         (low, high, _ROWS),
     ).fetchall()
@@ -88,16 +98,21 @@ def sweep_purged(state: WriteState, log: PartitionLog) -> int:
         if freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
             break
     if rows:
-        connection = state.transaction.begin()
-        connection.execute("DELETE FROM record WHERE id BETWEEN ? AND ?", (low, last))
+        transaction.begin().execute(f"DELETE FROM {table} WHERE id BETWEEN ? AND ?", (low, last))
     return freed
 
 
-def _below_start(log: PartitionLog) -> tuple[int, int]:
+def _below_start(log: codec.StoredLog) -> tuple[int, int]:
     """Return the lowest and the highest row id that records below the partition's start can
     have."""
     low = codec.record_row_id(log.row_id, 0)
     return low, codec.record_row_id(log.row_id, log.start) - 1
+
+
+def _due_below_start(log: codec.StoredLog) -> tuple[int, int]:
+    """Return the lowest and the highest row id that scheduled messages below the due store's start
+    can have."""
+    return codec.due_row_id(log.row_id, 0), codec.due_row_id(log.row_id, log.due_start) - 1
 
 
 LOOKS: Final = 128
@@ -158,7 +173,7 @@ class Trimmer:
             examined.remove(0, log.start - 1)
         return slice_.freed, more or more_ids
 
-    def _move_start(self, log: PartitionLog) -> None:
+    def _move_start(self, log: codec.StoredLog) -> None:
         (first,) = self._connection.execute(
             "SELECT min(id) FROM record WHERE id >= ? AND id < ?",
             (
@@ -189,20 +204,11 @@ class Trimmer:
     def _sweep_partition(self, row_id: int) -> bool:
         connection = self._transaction.begin()
         low, high = codec.record_row_id(row_id, 0), codec.record_row_id(row_id + 1, 0) - 1
-        rows = connection.execute(
-            "SELECT id, length(header) + length(payload) FROM record "
-            "WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
-            (low, high, _GARBAGE_ROWS),
-        ).fetchall()
-        if rows:
-            freed = last = 0
-            for record_row, size in rows:
-                last, freed = record_row, freed + size
-                if freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
-                    break
-            connection.execute("DELETE FROM record WHERE id BETWEEN ? AND ?", (low, last))
-            return False
-        connection.execute("DELETE FROM quarantine WHERE id BETWEEN ? AND ?", (low, high))
+        for table in ("record", "due"):
+            if _delete_slice(self._transaction, table, low, high):
+                return False
+        for table in ("quarantine", "due_quarantine"):
+            connection.execute(f"DELETE FROM {table} WHERE id BETWEEN ? AND ?", (low, high))
         for table, key in (("producer", "id"), ("client_id", "digest")):
             gone = connection.execute(
                 f"DELETE FROM {table} WHERE partition = ?1 AND {key} IN "
@@ -266,7 +272,7 @@ class _Slice:
     def __init__(
         self,
         state: WriteState,
-        log: PartitionLog,
+        log: codec.StoredLog,
         cursors: list[StoredCursor],
         examined: RangeSet,
         *,

@@ -63,6 +63,7 @@ CURSOR_COLUMNS: Final = "group_id, partition, id, epoch, token, assignment, floo
 _TABLES: Final[dict[str, tuple[str, Callable[[codec.Found], bool]]]] = {
     "partition": (codec.PARTITION_COLUMNS, _partition_is_sound),
     "record": (codec.RECORD_COLUMNS, codec.is_record_sound),
+    "due": (codec.DUE_COLUMNS, codec.is_due_sound),
     "producer": (
         "partition, producer, id, bucket, resolved, top, sequences, checksum",
         _line_is_sound,
@@ -78,15 +79,24 @@ _TABLES: Final[dict[str, tuple[str, Callable[[codec.Found], bool]]]] = {
     "dead": ("cursor, ranges, checksum", _plain_is_sound),
 }
 """Tables, each with its columns and the check of a row's soundness."""
+_SINCE: Final = {"ended": 2, "dead": 3, "due": 4}
+"""The schema version that made a table, if that was not the first one."""
+_PARTITION_COLUMNS_3: Final = (
+    "id, generation, next_offset, start, messages, bytes, acts, sealed_at, successors, "
+    "0, 0, 0, 0, checksum, queue_id, number"
+)
+"""Columns of `partition` up to schema version 3, with those that came later as a migration makes
+them."""
 
 
 def _tables(schema_version: int) -> dict[str, tuple[str, Callable[[codec.Found], bool]]]:
     """Return what _TABLES has, for the tables and columns of this schema version."""
-    tables = {name: one for name, one in _TABLES.items() if schema_version > 2 or name != "dead"}
-    if schema_version > 1:
-        return tables
-    before = ("cursor, place, attempts, due_unix_ms, checksum", _plain_is_sound)
-    return {name: one for name, one in {**tables, "retry": before}.items() if name != "ended"}
+    tables = {name: one for name, one in _TABLES.items() if schema_version >= _SINCE.get(name, 1)}
+    if schema_version < 4:
+        tables["partition"] = (_PARTITION_COLUMNS_3, _partition_is_sound)
+    if schema_version < 2:
+        tables["retry"] = ("cursor, place, attempts, due_unix_ms, checksum", _plain_is_sound)
+    return tables
 
 
 @dataclass(slots=True)
@@ -99,12 +109,12 @@ class StoreReport:
     damaged: dict[str, int] = field(default_factory=dict)
     """Rows that are not as they were written, by table; those without any are left out."""
     quarantined: int = 0
-    """Number of records that were found damaged while the broker worked, and quarantined. They are
-    not among the `findings`."""
+    """Number of records and scheduled messages that were found damaged while the broker worked, and
+    quarantined. They are not among the `findings`."""
     sealed: int = 0
-    """Number of records whose payloads are sealed."""
-    unopened: int = 0
-    """Number of sound sealed records that do not open, of those that were tried."""
+    """Number of records and scheduled messages whose payloads are sealed."""
+    unopened: dict[str, int] = field(default_factory=dict)
+    """Sound sealed rows that do not open, of those that were tried, by table."""
     schema_version: int = 0
     incarnation: str = ""
     queue_ids: set[str] = field(default_factory=set)
@@ -123,6 +133,8 @@ def verify_store(path: Path, progress: RowProgress, sealer: Sealer | None = None
             if _look_at_kind(connection, report):
                 _look_at_structure(connection, report)
                 _look_at_rows(connection, report, progress, _Payloads(connection, report, sealer))
+                if report.schema_version >= _SINCE["due"]:
+                    _look_at_counts(connection, report)
     except sqlite3.Error as error:
         report.findings.append(f"the store cannot be read: {error}")
     return report
@@ -169,8 +181,15 @@ def _look_at_structure(connection: sqlite3.Connection, report: StoreReport) -> N
     report.findings += [f"the store's structure: {text}" for (text,) in found if text != "ok"]
 
 
+_UNPACK: Final[dict[str, Callable[[codec.Found, Partition, Sealer], object]]] = {
+    "record": codec.unpack_record,
+    "due": codec.unpack_due,
+}
+"""Tables with payloads, each with the function that opens one of its rows."""
+
+
 class _Payloads:
-    """Counts of sealed records, and of those that do not open."""
+    """Counts of sealed rows, and of those that do not open."""
 
     def __init__(
         self, connection: sqlite3.Connection, report: StoreReport, sealer: Sealer | None
@@ -180,19 +199,22 @@ class _Payloads:
         self._sealer = sealer
         self._places: dict[int, Partition] = {}
 
-    def look(self, rows: list[codec.Found]) -> None:
-        """Count the sealed records among these rows, and open those that are sound."""
+    def look(self, table: str, rows: list[codec.Found]) -> None:
+        """Count the sealed ones among these rows of a table, and open those that are sound."""
+        if table not in _UNPACK:
+            return
+        _, is_sound = _TABLES[table]
         for row in rows:
             if not (isinstance(row[-1], bytes) and is_sealed(row[-1])):
                 continue
             self._report.sealed += 1
             place = self._place(row[0] >> codec.OFFSET_BITS)
-            if self._sealer is None or place is None or not _is_sound(codec.is_record_sound, row):
+            if self._sealer is None or place is None or not _is_sound(is_sound, row):
                 continue
             try:
-                codec.unpack_record(row, place, self._sealer)
+                _UNPACK[table](row, place, self._sealer)
             except RecordDamaged:
-                self._report.unopened += 1
+                self._report.unopened[table] = self._report.unopened.get(table, 0) + 1
 
     def _place(self, row_id: int) -> Partition | None:
         """Return the partition whose row has this id. None: there is no such row, because it was
@@ -214,8 +236,9 @@ def _look_at_rows(
     payloads: _Payloads,
 ) -> None:
     tables = _tables(report.schema_version)
-    counts = {table: _count(connection, table) for table in (*tables, "quarantine")}
-    report.quarantined = counts.pop("quarantine")
+    counts = {table: _count(connection, table) for table in tables}
+    for table in ("quarantine", "due_quarantine"):  # the second one may not exist yet
+        report.quarantined += _count(connection, table)
     total = sum(counts.values())
     seen = 0
     for table, (columns, is_sound) in tables.items():
@@ -226,8 +249,7 @@ def _look_at_rows(
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 report.rows[table] += len(rows)
                 damaged += sum(not _is_sound(is_sound, row) for row in rows)
-                if table == "record":
-                    payloads.look(rows)
+                payloads.look(table, rows)
                 seen += len(rows)
                 progress(seen, max(seen, total))
         except sqlite3.DatabaseError as error:
@@ -237,13 +259,46 @@ def _look_at_rows(
         if damaged:
             report.damaged[table] = damaged
             report.findings.append(f"table {table}: {damaged} rows do not match their checksum")
-    if report.unopened:
-        report.findings.append(f"table record: {report.unopened} payloads do not open")
+    for table, unopened in report.unopened.items():
+        report.findings.append(f"table {table}: {unopened} payloads do not open")
     try:
         ids = connection.execute("SELECT DISTINCT queue_id FROM partition").fetchall()
     except sqlite3.DatabaseError:
         return  # reported already
     report.queue_ids = {queue_id for (queue_id,) in ids}
+
+
+def _look_at_counts(connection: sqlite3.Connection, report: StoreReport) -> None:
+    """Compare what the rows of sound partitions count of their scheduled messages with those that
+    are there. Bytes are not compared where one was quarantined, because the damage may have been in
+    its size."""
+    try:
+        rows = connection.execute(f"SELECT {codec.PARTITION_COLUMNS} FROM partition").fetchall()
+        for log in (
+            codec.unpack_partition(row) for row in rows if _is_sound(_partition_is_sound, row)
+        ):
+            if log is not None:
+                _look_at_count(connection, report, log)
+    except sqlite3.DatabaseError:
+        return  # reported already
+
+
+def _look_at_count(
+    connection: sqlite3.Connection, report: StoreReport, log: codec.StoredLog
+) -> None:
+    ids = (codec.due_row_id(log.row_id, log.due_start), codec.due_row_id(log.row_id + 1, 0))
+    there, size = connection.execute(
+        "SELECT count(*), coalesce(sum(bytes), 0) FROM due WHERE id >= ? AND id < ?", ids
+    ).fetchone()
+    (put_aside,) = connection.execute(
+        "SELECT count(*) FROM due_quarantine WHERE id >= ? AND id < ?", ids
+    ).fetchone()
+    if log.due_messages != there or (log.due_bytes != size and not put_aside):
+        report.findings.append(
+            f"partition {log.partition.number} of {log.partition.queue_id}: {log.due_messages} "
+            f"scheduled messages of {log.due_bytes} bytes are counted, and {there} of {size} bytes "
+            "are there"
+        )
 
 
 def _count(connection: sqlite3.Connection, table: str) -> int:

@@ -228,6 +228,8 @@ class StoreWriter:
         self.failure = ""
         """The failure after which nothing is accepted any more; empty: none has happened."""
         self.wake_up: WakeUp | None = None
+        self.due_noticed: WakeUp | None = None
+        """Callback with (partition, due time in unix milliseconds) of what was scheduled."""
         self.commits = 0
         self._commit_s = Histogram()
         self.took = (Took("fsync", "", "", self._commit_s),)
@@ -456,11 +458,13 @@ class StoreWriter:
             # a failed fsync: a second COMMIT succeeds, and lies.]
             reason = f"a commit failed ({type(error).__name__}: {error}): stopped"
             self.fail(reason)
-            self._call(self._deliver, [(task.future, None, Unknown(reason)) for task in batch], {})
+            unknown = [(task.future, None, Unknown(reason)) for task in batch]
+            self._call(self._deliver, unknown, {}, {})
             return
         certified, state.certified = state.certified, {}
+        noticed, state.noticed = state.noticed, {}
         if answers:
-            self._call(self._deliver, answers, certified)
+            self._call(self._deliver, answers, certified, noticed)
         state.shrink()
         if is_written:
             self._checkpointer.on_commit(size)
@@ -477,15 +481,23 @@ class StoreWriter:
 
     def _refuse(self, batch: list[WriteTask]) -> None:
         refused = Refused("storage_unavailable", self.failure)
-        self._call(self._deliver, [(task.future, None, refused) for task in batch], {})
+        self._call(self._deliver, [(task.future, None, refused) for task in batch], {}, {})
 
     # --- On the loop ---------------------------------------------------------------------------
 
-    def _deliver(self, answers: list[Answer], certified: dict[Partition, int]) -> None:
+    def _deliver(
+        self,
+        answers: list[Answer],
+        certified: dict[Partition, int],
+        noticed: dict[Partition, int],
+    ) -> None:
         try:
             if self.wake_up is not None:
                 for partition, end in certified.items():
                     self.wake_up(partition, end)
+            if self.due_noticed is not None:
+                for partition, due_unix_ms in noticed.items():
+                    self.due_noticed(partition, due_unix_ms)
         finally:
             for future, result, failure in answers:
                 if future.done():  # its caller was cancelled

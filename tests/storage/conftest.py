@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from storage.sqlite.open import APPLICATION_ID, STEPS
 from storage.sqlite.store import SqliteStorage
 from tests.contract.stores import Clock
 
@@ -33,6 +34,16 @@ class Embedded:
         if self._open is not None:
             await self._open.close()
             self._open = None
+
+    def make_old(self, version: int) -> None:
+        """Make the file as a program of this schema version left it."""
+        self.path.parent.mkdir()
+        rows = Path(__file__).parent / "sqlite" / f"version_{version}.sql"
+        connection = sqlite3.connect(self.path)
+        for text in (*STEPS[:version], rows.read_text(encoding="utf-8")):
+            connection.executescript(text)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.close()
 
     def sql(self, statement: str, *values: object) -> list[Any]:
         """Run a statement on the closed or open file, as somebody with a tool would."""

@@ -155,11 +155,7 @@ async def test_an_older_store_is_migrated_with_what_it_holds(embedded: Embedded)
 
 async def test_a_store_of_version_1_is_sound_and_goes_on(embedded: Embedded) -> None:
     """R4, R30: what it holds of tries has no reasons, and its checksums are of before."""
-    store = await embedded.open(steps=STEPS[:1])
-    await store.create_queue("q-1", 1)
-    await store.create_group("g-1", "q-1", ["earliest"])
-    await store.append([append(messages=3)])
-    await embedded.close()
+    embedded.make_old(1)
     columns = "cursor, place, attempts, due_unix_ms, checksum"
     (cursor,) = embedded.sql("SELECT id FROM cursor")[0]
     row = (cursor, 0, 2, 50)
