@@ -799,7 +799,7 @@ async def test_every_operation_but_the_probes_wants_the_token(guarded: Applicati
     """P11."""
     async with client_of(guarded) as http:
         for operation in OPERATIONS:
-            path = operation.path.format(queue="orders", group="billing", session="s")
+            path = operation.path.format(queue="orders", group="billing", session="s", id="i")
             response = await http.request(operation.method, path)
             if operation.path in {"/healthz", "/readyz"}:
                 assert response.status_code == 200, path
