@@ -14,6 +14,7 @@ DOUBT_S."""
 DOUBT_S: Final = 300.0
 
 
+# enforces: R32
 class ClockGuard:
     """Judge of one wall clock. `monotonic_s`: seconds of a clock that is never set, such as the
     event loop's; all calls name its present time. `unix_s`: seconds of the wall clock."""

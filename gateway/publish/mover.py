@@ -53,6 +53,7 @@ AGAIN_S: Final = 0.5
 _DECODER: Final = msgspec.json.Decoder(Message)
 
 
+# enforces: R32
 class Mover:
     """The mover of one gateway."""
 

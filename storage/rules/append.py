@@ -271,34 +271,35 @@ class PartitionLog:
         """Let the due store's messages have `more` bytes, because one was exchanged."""
         self._change_due(0, max(more, -self.due_bytes))
 
-    # enforces: R27
     def refusal(self, append: Append, count: int, size: int) -> str | None:
         """Return the code for which `count` more messages of `size` bytes in all are refused; None:
         they are not. If there are several, each may fit by itself nevertheless. A message that
         never fits has another code than one that may be sent again."""
-        if self.sealed_at is not None:
-            return SEALED
-        if 0 < append.message_bytes_max < size:
-            return "message_too_large"
-        if self.next_offset + count > limits.OFFSET_MAX:
-            return "limit_reached"
-        return self._without_room(append, count, size)
+        code = self._never_fits(append, size)
+        if code is None and self.next_offset + count > limits.OFFSET_MAX:
+            code = "limit_reached"
+        return code or self._without_room(append, count, size)
 
     def due_refusal(self, append: Append, size: int) -> str | None:
         """Return the code for which a message of `size` bytes is not taken into the due store;
         None: it is."""
+        code, total = self._never_fits(append, size), self.total
+        if code is None and self.due_next >= limits.OFFSET_MAX:
+            code = "limit_reached"
+        is_full = (
+            append.due_messages_max and total.due_messages + 1 > append.due_messages_max
+        ) or (append.due_bytes_max and total.due_bytes + size > append.due_bytes_max)
+        if code is None and is_full:
+            code = "schedule_full"
+        return code or self._without_room(append, 1, size)
+
+    # enforces: R27
+    def _never_fits(self, append: Append, size: int) -> str | None:
         if self.sealed_at is not None:
             return SEALED
         if 0 < append.message_bytes_max < size:
             return "message_too_large"
-        if self.due_next >= limits.OFFSET_MAX:
-            return "limit_reached"
-        total = self.total
-        if (append.due_messages_max and total.due_messages + 1 > append.due_messages_max) or (
-            append.due_bytes_max and total.due_bytes + size > append.due_bytes_max
-        ):
-            return "schedule_full"
-        return self._without_room(append, 1, size)
+        return None
 
     def _without_room(self, append: Append, count: int, size: int) -> str | None:
         total = self.total

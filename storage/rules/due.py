@@ -52,7 +52,7 @@ def are_there(messages: Sequence[DueMessage], due: Mapping[int, DueMessage]) -> 
     )
 
 
-# enforces: P1, R29
+# enforces: P1, R29, R32
 def append_moved(
     log: PartitionLog, messages: Sequence[DueMessage], header: Header
 ) -> tuple[Appended, int]:

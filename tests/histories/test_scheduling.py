@@ -82,6 +82,20 @@ async def test_what_is_due_comes_in_the_order_of_times_and_then_of_publishing(to
 
 
 @town(1)
+async def test_nothing_is_moved_before_its_time(town: Town) -> None:
+    """R32, by the mover's clock, to the millisecond."""
+    (one,) = town.gateways
+    clocks = Clocks(one.broker.mover)
+    session, _ = await one.consumer(await town.group(**LONG))
+    due = int(clocks.wall() * 1000) + 5000
+    await outcomes(one, *(message(n, deliver_at_unix_ms=due + 250 * n) for n in range(8)))
+    for count in range(1, 9):
+        await session.take(count)
+        assert clocks.wall() * 1000 >= due + 250 * (count - 1)
+        assert len(session.bodies) == count
+
+
+@town(1)
 async def test_a_time_that_has_passed_is_now_and_the_receipt_says_so(town: Town) -> None:
     (one,) = town.gateways
     Clocks(one.broker.mover)
