@@ -286,10 +286,10 @@ class PartitionLog:
         code, total = self._never_fits(append, size), self.total
         if code is None and self.due_next >= limits.OFFSET_MAX:
             code = "limit_reached"
-        is_full = (
-            append.due_messages_max and total.due_messages + 1 > append.due_messages_max
-        ) or (append.due_bytes_max and total.due_bytes + size > append.due_bytes_max)
-        if code is None and is_full:
+        if code is None and (
+            0 < append.due_messages_max < total.due_messages + 1
+            or 0 < append.due_bytes_max < total.due_bytes + size
+        ):
             code = "schedule_full"
         return code or self._without_room(append, 1, size)
 
