@@ -252,8 +252,7 @@ class StoredLog(PartitionLog):
 
     @property
     def due_store(self) -> int:
-        """What the rows of the messages that wait have as their `store`; those of purged ones have
-        another."""
+        """The `store` in the rows of the messages that wait; rows of purged ones have another."""
         return due_row_id(self.row_id, self.due_start)
 
 
