@@ -200,10 +200,9 @@ def unpack_due(row: Found, partition: Partition, sealer: Sealer) -> DueMessage:
 def is_due_sound(row: Found) -> bool:
     """Whether a row of DUE_COLUMNS is as it was written."""
     row_id, *fields, checksum, header, payload = row
-    try:
-        return bool(record_checksum(row_id, tuple(fields), header, payload) == checksum)
-    except TypeError:  # a page of another table is in its place
-        return False
+    if not (isinstance(header, bytes) and isinstance(payload, bytes)):
+        return False  # a page of another table is in its place
+    return bool(record_checksum(row_id, tuple(fields), header, payload) == checksum)
 
 
 # --- Retry ------------------------------------------------------------------------------------
