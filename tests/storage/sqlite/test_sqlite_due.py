@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from push.due import DueMessage, DuePlace
 from push.errors import Refused
 from push.places import Partition
 from push.record import RecordDamaged
-from push.storage_port import NotStored, Scheduled, Sealer, Stored
+from push.storage_port import NotStored, Scheduled, Sealer, Storage, Stored
+from storage.memory import MemoryStorage
 from storage.rules.append import open_header
 from storage.rules.due import due_messages
 from storage.sqlite import codec
@@ -195,6 +197,73 @@ async def test_a_purge_and_a_drop_in_the_commit_that_schedules(embedded: Embedde
     assert [message.number for message in await waiting(store)] == [1]
     await _together(store, schedule(store, 3), store.drop_queue("q-1"), schedule(store, 4))
     assert await store.due.states("q-1") == []
+
+
+# --- Like the fake ------------------------------------------------------------------------------
+
+
+async def _act(store: Storage, seed: int) -> object:
+    """Do the act that this seed stands for. Two storages that are the same do the same."""
+    dice = random.Random(seed)
+    found = await waiting(store)
+    some = dice.sample(found, min(len(found), dice.randint(1, 3)))
+    times = [dice.randint(1, 9) for _ in range(dice.randint(1, 4))]
+    ids = [dice.choice([None, "a", "b", "c", "d"]) for _ in times]
+    first = dice.randint(0, 8)
+    sequences = range(first, first + len(times))
+    match dice.randint(0, 7):
+        case 0 | 1:
+            runs = [(ANN, dice.randint(0, 4), sequences)]
+            return await one(store, append(runs=runs, ids=ids, due=times, due_messages_max=9))
+        case 2:
+            return await schedule(store, *times, ids=ids)
+        case 3:
+            return await one(store, append(runs=[(ANN, 0, sequences)], ids=ids, messages_max=30))
+        case 4 if some:
+            return await move(store, some)
+        case 5:
+            return await store.due.cancel(P0, dice.randint(0, 30), remember_s=60)
+        case 6 if some:
+            size = dice.choice([20, 50])
+            changed = replace(some[0], due_unix_ms=due_unix_ms(dice.randint(1, 9)))
+            return await store.due.change(replace(changed, payload=body(seed, size)))
+        case 7 if seed % 5 == 0:
+            return await store.purge("q-1", None)
+        case _:
+            return None
+
+
+async def _seen(store: Storage) -> list[object]:
+    """What can be seen of partition 0."""
+    return [
+        await waiting(store),
+        await store.due.first(P0, due_unix_ms(5), count_max=2, bytes_max=30),
+        await store.due.look(P0, key_hash=7, after=DuePlace(due_unix_ms(3), 4), count_max=2),
+        await store.due.states("q-1"),
+        [await store.due.fate(P0, number) for number in range(30)],
+        [await store.due.known(P0, digest(name)) for name in "abcd"],
+        await log(store),
+        [(state.end, state.messages, state.bytes) for state in await store.partitions("q-1")],
+    ]
+
+
+@pytest.mark.parametrize("history", range(5))
+async def test_a_history_of_acts_goes_as_in_memory(embedded: Embedded, history: int) -> None:
+    """P1, P2, P4, P10: also with restarts between them."""
+    fake = MemoryStorage(wall=embedded.clock)
+    store = await embedded.open()
+    for each in (fake, store):
+        await each.create_queue("q-1", 2)
+    for seed in range(history * 1000, history * 1000 + 60):
+        answers = [await _act(each, seed) for each in (fake, store)]
+        assert answers[0] == answers[1], f"act {seed}"
+        if seed % 20 == 7:
+            embedded.clock.unix_s += 250
+        if seed % 20 == 13:
+            store = await embedded.open()
+        assert await _seen(fake) == await _seen(store), f"after act {seed}"
+    await embedded.close()
+    assert verified(embedded).findings == []
 
 
 # --- Damage -------------------------------------------------------------------------------------
