@@ -59,10 +59,10 @@ class VerifiedBackup(msgspec.Struct, kw_only=True):
     damaged: dict[str, int]
     """Number of damaged rows by table. Tables without damage are left out."""
     quarantined: int
-    """Number of records that the broker itself has found damaged and put aside. They are known, and
-    no findings."""
+    """Number of records and scheduled messages that the broker itself has found damaged and put
+    aside. They are known, and no findings."""
     sealed: int
-    """Number of records whose payloads are sealed."""
+    """Number of records and scheduled messages whose payloads are sealed."""
     opened: bool
     """Whether sealed payloads were opened too, instead of only checking their checksums."""
     master_key_id: str

@@ -200,10 +200,9 @@ def unpack_due(row: Found, partition: Partition, sealer: Sealer) -> DueMessage:
 def is_due_sound(row: Found) -> bool:
     """Whether a row of DUE_COLUMNS is as it was written."""
     row_id, *fields, checksum, header, payload = row
-    try:
-        return bool(record_checksum(row_id, tuple(fields), header, payload) == checksum)
-    except TypeError:  # a page of another table is in its place
-        return False
+    if not (isinstance(header, bytes) and isinstance(payload, bytes)):
+        return False  # a page of another table is in its place
+    return bool(record_checksum(row_id, tuple(fields), header, payload) == checksum)
 
 
 # --- Retry ------------------------------------------------------------------------------------
@@ -252,8 +251,7 @@ class StoredLog(PartitionLog):
 
     @property
     def due_store(self) -> int:
-        """What the rows of the messages that wait have as their `store`; those of purged ones have
-        another."""
+        """The `store` in the rows of the messages that wait; rows of purged ones have another."""
         return due_row_id(self.row_id, self.due_start)
 
 

@@ -8,9 +8,10 @@ ALTER TABLE partition ADD COLUMN due_messages INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE partition ADD COLUMN due_bytes INTEGER NOT NULL DEFAULT 0;
 
 -- id = partition << 40 | number. store = partition << 40 | due_start, as it was when the message
--- came: a purge leaves its rows behind under another one, and they are deleted in slices. The small
--- columns first: neither a look at the order nor a deletion reads a payload. digest is NULL if
--- there is no client id.
+-- came: a purge leaves its rows behind under another one. They are garbage of the kind 'due', whose
+-- id is the store after the purge: all rows of the partition below it. The small columns first:
+-- neither a look at the order nor a deletion reads a payload. digest is NULL if there is no client
+-- id.
 CREATE TABLE due (
     id INTEGER PRIMARY KEY,
     store INTEGER NOT NULL,

@@ -382,6 +382,8 @@ class WriteState:
         for row_id, number in rows:
             connection = self.transaction.begin()
             connection.execute("INSERT INTO garbage VALUES ('partition', ?)", (row_id,))
+            ids = codec.due_row_id(row_id, 0), codec.due_row_id(row_id + 1, 0) - 1
+            connection.execute("DELETE FROM garbage WHERE kind = 'due' AND id BETWEEN ? AND ?", ids)
             connection.execute(
                 "INSERT INTO garbage SELECT 'cursor', id FROM cursor WHERE partition = ?",
                 (row_id,),

@@ -7,7 +7,8 @@ head nor a million records after it are scanned twice.
 
 A purge is one task, however much it drops (R12). The cursors begin anew at the end, and the
 partitions' rows say that nothing below it is retained; no read goes below that. The records
-themselves are deleted in slices afterwards, and so are the messages of its due store.
+themselves are deleted in slices afterwards. Those of the due store are garbage, because they may be
+many and are slow to delete, and trimming must not wait for them.
 
 Sweeping deletes rows of dropped queues and groups, and the lines of idle producers (R6).
 """
@@ -32,7 +33,10 @@ from storage.sqlite.cursors import StoredCursor
 from storage.sqlite.state import WriteState
 
 _ROWS: Final = 1000
-"""Most records or scheduled messages that one slice of a purge or of garbage deletes."""
+"""Most records that one call of `sweep_purged` deletes."""
+_DUE_ROWS: Final = 128
+"""Most scheduled messages that one slice of a purge or of garbage deletes. Each of them is in four
+indexes, at a random place of most: a hundred microseconds, for which other tasks wait."""
 
 
 def purge(state: WriteState, queue_id: str, group_id: str | None) -> int:
@@ -51,13 +55,15 @@ def purge(state: WriteState, queue_id: str, group_id: str | None) -> int:
             state.cursors.replace(stored.place, log.row_id, log.next_offset)
         state.cursors.forget_examined(log.row_id)
         log.drop_all()
-        log.due_start = log.due_next
         state.changed(log)
         connection = state.transaction.begin()
         connection.execute("DELETE FROM quarantine WHERE id BETWEEN ? AND ?", _below_start(log))
-        connection.execute(
-            "DELETE FROM due_quarantine WHERE id BETWEEN ? AND ?", _due_below_start(log)
-        )
+        if log.due_start < log.due_next:
+            log.due_start = log.due_next
+            connection.execute("INSERT INTO garbage VALUES ('due', ?)", (log.due_store,))
+            connection.execute(
+                "DELETE FROM due_quarantine WHERE id BETWEEN ? AND ?", _due_before(log.due_store)
+            )
     return count
 
 
@@ -75,22 +81,20 @@ def _purge_group(state: WriteState, logs: list[codec.StoredLog], group_id: str) 
 
 
 def sweep_purged(state: WriteState, log: codec.StoredLog) -> int:
-    """Delete a slice of the records below the partition's start, or of the scheduled messages below
-    that of its due store, which no client sees any more. Returns the bytes of their headers and
-    payloads. Such rows exist only after a purge."""
-    freed = _delete_slice(state.transaction, "record", *_below_start(log))
-    if not freed and log.due_start:
-        freed = _delete_slice(state.transaction, "due", *_due_below_start(log))
-    return freed
+    """Delete a slice of the records below the partition's start, which no client sees any more.
+    Returns the bytes of their headers and payloads. Such records exist only after a purge."""
+    return _delete_slice(state.transaction, "record", _below_start(log), _ROWS)
 
 
-def _delete_slice(transaction: Transaction, table: str, low: int, high: int) -> int:
-    """Delete the first of the rows with these ids: _ROWS of them, or fewer if they have many bytes.
-    Returns the bytes of their headers and payloads; 0: there were none."""
+def _delete_slice(
+    transaction: Transaction, table: str, between: tuple[int, int], rows_max: int
+) -> int:
+    """Delete the first of the rows with ids between these two: `rows_max`, or fewer if they have
+    many bytes. Returns the bytes of their headers and payloads; 0: there were none."""
     rows = transaction.connection.execute(
         f"SELECT id, length(header) + length(payload) FROM {table} WHERE id BETWEEN ? AND ? "
         "ORDER BY id LIMIT ?",
-        (low, high, _ROWS),
+        (*between, rows_max),
     ).fetchall()
     freed = last = 0
     for row_id, size in rows:
@@ -98,7 +102,9 @@ def _delete_slice(transaction: Transaction, table: str, low: int, high: int) -> 
         if freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
             break
     if rows:
-        transaction.begin().execute(f"DELETE FROM {table} WHERE id BETWEEN ? AND ?", (low, last))
+        transaction.begin().execute(
+            f"DELETE FROM {table} WHERE id BETWEEN ? AND ?", (between[0], last)
+        )
     return freed
 
 
@@ -109,10 +115,10 @@ def _below_start(log: codec.StoredLog) -> tuple[int, int]:
     return low, codec.record_row_id(log.row_id, log.start) - 1
 
 
-def _due_below_start(log: codec.StoredLog) -> tuple[int, int]:
-    """Return the lowest and the highest row id that scheduled messages below the due store's start
-    can have."""
-    return codec.due_row_id(log.row_id, 0), codec.due_row_id(log.row_id, log.due_start) - 1
+def _due_before(row_id: int) -> tuple[int, int]:
+    """Return the lowest and the highest row id that scheduled messages of the same partition can
+    have which came before this one."""
+    return row_id - codec.number_of(row_id), row_id - 1
 
 
 LOOKS: Final = 128
@@ -195,20 +201,28 @@ class Trimmer:
             self._sweep_lines()
             return
         kind, row_id = row
-        done = self._sweep_partition(row_id) if kind == "partition" else self._sweep_cursor(row_id)
-        if done:
+        if self._sweep_kind(kind, row_id):
             if kind == "partition":
                 self._state.cursors.forget_examined(row_id)
             self._transaction.begin().execute("DELETE FROM garbage WHERE kind = ? AND id = ?", row)
 
+    def _sweep_kind(self, kind: str, row_id: int) -> bool:
+        """Delete a slice of what is garbage under this id. Returns whether nothing is left of
+        it."""
+        if kind == "partition":
+            return self._sweep_partition(row_id)
+        if kind == "due":
+            return not _delete_slice(self._transaction, "due", _due_before(row_id), _DUE_ROWS)
+        return self._sweep_cursor(row_id)
+
     def _sweep_partition(self, row_id: int) -> bool:
         connection = self._transaction.begin()
-        low, high = codec.record_row_id(row_id, 0), codec.record_row_id(row_id + 1, 0) - 1
-        for table in ("record", "due"):
-            if _delete_slice(self._transaction, table, low, high):
+        ids = codec.record_row_id(row_id, 0), codec.record_row_id(row_id + 1, 0) - 1
+        for table, rows_max in (("record", _GARBAGE_ROWS), ("due", _DUE_ROWS)):
+            if _delete_slice(self._transaction, table, ids, rows_max):
                 return False
         for table in ("quarantine", "due_quarantine"):
-            connection.execute(f"DELETE FROM {table} WHERE id BETWEEN ? AND ?", (low, high))
+            connection.execute(f"DELETE FROM {table} WHERE id BETWEEN ? AND ?", ids)
         for table, key in (("producer", "id"), ("client_id", "digest")):
             gone = connection.execute(
                 f"DELETE FROM {table} WHERE partition = ?1 AND {key} IN "

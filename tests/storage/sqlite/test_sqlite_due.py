@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from push.due import DueMessage, DuePlace
 from push.errors import Refused
 from push.places import Partition
 from push.record import RecordDamaged
-from push.storage_port import NotStored, Scheduled, Sealer, Stored
+from push.storage_port import NotStored, Scheduled, Sealer, Storage, Stored
+from storage.memory import MemoryStorage
 from storage.rules.append import open_header
 from storage.rules.due import due_messages
 from storage.sqlite import codec
@@ -113,8 +115,8 @@ async def test_what_was_acknowledged_of_scheduled_messages_survives_kill_9(
     """P1: each is in one place, and in the one that was answered."""
     known: dict[int, list[str]] = {}
     for cycle in range(3):
-        for state, number, *offset in await _acknowledged(embedded.path, 20 + 13 * cycle):
-            known[int(number)] = [state, *offset]
+        for word, ticket, *place in await _acknowledged(embedded.path, 20 + 13 * cycle):
+            known[int(ticket)] = [word, *place]
         store = await embedded.open()
         waits = {message.number for message in await waiting(store)}
         for number, (state, *offset) in known.items():
@@ -195,6 +197,73 @@ async def test_a_purge_and_a_drop_in_the_commit_that_schedules(embedded: Embedde
     assert [message.number for message in await waiting(store)] == [1]
     await _together(store, schedule(store, 3), store.drop_queue("q-1"), schedule(store, 4))
     assert await store.due.states("q-1") == []
+
+
+# --- Like the fake ------------------------------------------------------------------------------
+
+
+async def _act(store: Storage, seed: int) -> object:
+    """Do the act that this seed stands for. Two storages that are the same do the same."""
+    dice = random.Random(seed)
+    found = await waiting(store)
+    some = dice.sample(found, min(len(found), dice.randint(1, 3)))
+    times = [dice.randint(1, 9) for _ in range(dice.randint(1, 4))]
+    ids = [dice.choice([None, "a", "b", "c", "d"]) for _ in times]
+    first = dice.randint(0, 8)
+    sequences = range(first, first + len(times))
+    match dice.randint(0, 7):
+        case 0 | 1:
+            runs = [(ANN, dice.randint(0, 4), sequences)]
+            return await one(store, append(runs=runs, ids=ids, due=times, due_messages_max=9))
+        case 2:
+            return await schedule(store, *times, ids=ids)
+        case 3:
+            return await one(store, append(runs=[(ANN, 0, sequences)], ids=ids, messages_max=30))
+        case 4 if some:
+            return await move(store, some)
+        case 5:
+            return await store.due.cancel(P0, dice.randint(0, 30), remember_s=60)
+        case 6 if some:
+            size = dice.choice([20, 50])
+            changed = replace(some[0], due_unix_ms=due_unix_ms(dice.randint(1, 9)))
+            return await store.due.change(replace(changed, payload=body(seed, size)))
+        case 7 if seed % 5 == 0:
+            return await store.purge("q-1", None)
+        case _:
+            return None
+
+
+async def _seen(store: Storage) -> list[object]:
+    """What can be seen of partition 0."""
+    return [
+        await waiting(store),
+        await store.due.first(P0, due_unix_ms(5), count_max=2, bytes_max=30),
+        await store.due.look(P0, key_hash=7, after=DuePlace(due_unix_ms(3), 4), count_max=2),
+        await store.due.states("q-1"),
+        [await store.due.fate(P0, number) for number in range(30)],
+        [await store.due.known(P0, digest(name)) for name in "abcd"],
+        await log(store),
+        [(state.end, state.messages, state.bytes) for state in await store.partitions("q-1")],
+    ]
+
+
+@pytest.mark.parametrize("history", range(5))
+async def test_a_history_of_acts_goes_as_in_memory(embedded: Embedded, history: int) -> None:
+    """P1, P2, P4, P10: also with restarts between them."""
+    fake = MemoryStorage(wall=embedded.clock)
+    store = await embedded.open()
+    for each in (fake, store):
+        await each.create_queue("q-1", 2)
+    for seed in range(history * 1000, history * 1000 + 60):
+        answers = [await _act(each, seed) for each in (fake, store)]
+        assert answers[0] == answers[1], f"act {seed}"
+        if seed % 20 == 7:
+            embedded.clock.unix_s += 250
+        if seed % 20 == 13:
+            store = await embedded.open()
+        assert await _seen(fake) == await _seen(store), f"after act {seed}"
+    await embedded.close()
+    assert verified(embedded).findings == []
 
 
 # --- Damage -------------------------------------------------------------------------------------
@@ -406,27 +475,49 @@ async def _with_many(embedded: Embedded) -> SqliteStorage:
     return store
 
 
+async def _swept(embedded: Embedded, store: SqliteStorage, left: str) -> None:
+    """Wait until this statement finds 0; slices are swept around other acts."""
+    for _ in range(1000):
+        if embedded.sql(left) == [(0,)]:
+            return
+        await store.create_queue("q-2", 1)
+    raise AssertionError(f"{left}: {embedded.sql(left)}")
+
+
 async def test_a_purge_of_many_leaves_them_to_be_deleted_in_slices(embedded: Embedded) -> None:
     """R12, R31: one short commit, after which none of them is there for anybody."""
     store = await _with_many(embedded)
     assert await schedule(store, 1, ids=["a"]) == [f"due {MANY}"]
+    before = await commits(store)
     assert await store.purge("q-1", None) == MANY + 1
-    assert embedded.sql("SELECT count(*) FROM due") == [(MANY + 1,)]
     assert not await waiting(store)
     assert await store.due.find(P0, [0, MANY]) == []
     assert not await store.due.cancel(P0, 0, remember_s=300)
     assert await schedule(store, 1, ids=["a"]) == [f"due {MANY + 1}"]
     assert [message.number for message in await waiting(store)] == [MANY + 1]
-    store = await embedded.open()
-    assert await store.trim(P0, retention_s=0, keep_all=True) > 0
-    left = MANY + 2 - sqlite_trim.SLICES * sqlite_trim._ROWS
-    assert embedded.sql("SELECT count(*) FROM due") == [(left,)]
-    while await store.trim(P0, retention_s=0, keep_all=True):
-        pass
+    await _swept(embedded, store, "SELECT count(*) FROM garbage")
+    assert await commits(store) > before + MANY // sqlite_trim._DUE_ROWS
     assert embedded.sql("SELECT count(*) FROM due") == [(1,)]
     assert [message.number for message in await waiting(store)] == [MANY + 1]
     await embedded.close()
     assert verified(embedded).findings == []
+
+
+async def test_what_a_purge_left_is_deleted_after_a_restart(embedded: Embedded) -> None:
+    store = await filled(embedded)
+    await embedded.close()
+    row = codec.due_row_id(1, 0)
+    embedded.sql("INSERT INTO garbage VALUES ('due', ?)", row + 2)
+    store = await embedded.open()
+    await _swept(embedded, store, "SELECT count(*) FROM garbage")
+    assert embedded.sql("SELECT id FROM due") == [(row + 2,)]
+
+
+async def test_a_purge_and_then_a_drop_leave_no_garbage(embedded: Embedded) -> None:
+    store = await filled(embedded)
+    await _together(store, store.purge("q-1", None), schedule(store, 1), store.drop_queue("q-1"))
+    await _swept(embedded, store, "SELECT count(*) FROM garbage")
+    assert embedded.sql("SELECT count(*) FROM due") == [(0,)]
 
 
 async def test_many_of_a_dropped_queue_leave_in_slices(embedded: Embedded) -> None:
@@ -434,12 +525,8 @@ async def test_many_of_a_dropped_queue_leave_in_slices(embedded: Embedded) -> No
     store = await _with_many(embedded)
     before = await commits(store)
     await store.drop_queue("q-1")
-    for _ in range(1000):
-        if embedded.sql("SELECT count(*) FROM due") == [(0,)]:
-            break
-        await store.create_queue("q-2", 1)
-    assert embedded.sql("SELECT count(*) FROM due") == [(0,)]
-    assert await commits(store) > before + MANY // sqlite_trim._ROWS
+    await _swept(embedded, store, "SELECT count(*) FROM due")
+    assert await commits(store) > before + MANY // sqlite_trim._DUE_ROWS
 
 
 async def test_those_that_are_due_at_one_time_are_listed_in_parts(embedded: Embedded) -> None:
