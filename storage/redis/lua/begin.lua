@@ -270,8 +270,13 @@ local function put_due(prefix, n, number, version, size, checksum, header, paylo
   end
 end
 
--- Take a message out of the due store. Its digest, nil: none; and its bytes as JSON, of a damaged
--- row at most its length.
+-- A message's bytes as JSON, by its row. A damaged one may say anything, but not more than it has.
+local function due_size(row)
+  local size = #row < DUE_HEAD and 0 or struct.unpack('<I4', row, 5)
+  return math.min(size, math.max(0, #row - DUE_HEAD - DUE_HEADER))
+end
+
+-- Take a message out of the due store. Its digest, nil: none; and its bytes as JSON.
 local function take_due(prefix, n, number, row)
   local order, rows, waiting, names = due_keys(prefix, n)
   local member, facts = member_of(number), due_facts(row)
@@ -284,8 +289,7 @@ local function take_due(prefix, n, number, row)
   if facts.digest and redis.call('HGET', waiting, facts.digest) == text(number) then
     redis.call('HDEL', waiting, facts.digest)
   end
-  local size = #row < DUE_HEAD and 0 or struct.unpack('<I4', row, 5)
-  return facts.digest, math.min(size, #row)
+  return facts.digest, due_size(row)
 end
 
 -- When the message of this rank is due, -1: there is none.

@@ -11,7 +11,7 @@ local function rows_of(prefix, n, members, bytes_max)
     local due = redis.call('ZSCORE', order, member)
     if due then
       local row = redis.call('HGET', rows, member) or ''
-      size = size + (#row < DUE_HEAD and 0 or struct.unpack('<I4', row, 5))
+      size = size + due_size(row)
       if #found > 0 and size > bytes_max then
         break
       end
