@@ -41,16 +41,22 @@ class DamagedRow:
     """A row that cannot be believed. `row` is compared before it is put aside, because it may have
     been changed meanwhile."""
 
-    number: int
+    member: bytes
     row: bytes
+
+    @property
+    def number(self) -> int:
+        """The message's number; -1: it has none, because that is damaged."""
+        return int(self.member) if self.member.isdigit() else -1
 
 
 @dataclass(frozen=True, slots=True)
 class DueRow:
-    """A row of a due store, as a look answers with it. `due_unix_ms` is its place in the order."""
+    """A row of a due store, as a look answers with it. `member` and `due_unix_ms` are its place in
+    the order: number and time, in decimal."""
 
-    number: int
-    due_unix_ms: int
+    member: bytes
+    due_unix_ms: bytes
     row: bytes
 
     def open(self, partition: Partition, sealer: Sealer) -> DueMessage | DamagedRow:
@@ -63,32 +69,33 @@ class DueRow:
             message, size = self._decode(partition)
             payload = sealer.unseal(partition, message.header(), message.payload)
         except RecordDamaged:
-            return DamagedRow(self.number, self.row)
+            return DamagedRow(self.member, self.row)
         if len(payload) != size:
-            return DamagedRow(self.number, self.row)
+            return DamagedRow(self.member, self.row)
         return replace(message, payload=payload)
 
     def _decode(self, partition: Partition) -> tuple[DueMessage, int]:
         """Return the message with its payload as it is stored, and the bytes of the payload as
         JSON. Raises RecordDamaged."""
-        if len(self.row) < _HEAD.size:
+        if len(self.row) < _HEAD.size or not self.member.isdigit():
             raise RecordDamaged("the row is not whole")
         version, size, crc, length, seal = _HEAD.unpack_from(self.row)
         header = self.row[_HEAD.size : _HEAD.size + length]
         sealed = self.row[_HEAD.size + length :]
-        facts = f"{self.number}:{version}:{size}:{crc}".encode()
+        number = int(self.member)
+        facts = f"{number}:{version}:{size}:{crc}".encode()
         known = hashlib.sha1(facts, usedforsecurity=False).hexdigest().encode()
         if seal != known or str(crc) != checksum(partition, header, sealed):
             raise RecordDamaged("checksum")
-        message = DueMessage.load(partition, self.number, version, header, sealed)
-        if message.due_unix_ms != self.due_unix_ms:
+        message = DueMessage.load(partition, number, version, header, sealed)
+        if str(message.due_unix_ms).encode() != self.due_unix_ms:
             raise RecordDamaged("it is in another place than its header says")
         return message, size
 
 
 def decode_rows(rows: Sequence[Sequence[bytes]]) -> list[DueRow]:
     """Decode the rows in the answer of a look."""
-    return [DueRow(int(member), int(due), row) for member, due, row in rows]
+    return [DueRow(*row) for row in rows]
 
 
 class RedisDueStore:
@@ -153,7 +160,7 @@ class RedisDueStore:
     # enforces: R30
     async def _quarantine(self, partition: Partition, one: DamagedRow) -> bool:
         """Put a row aside. Returns False if it is not there any more as it was."""
-        args = (partition.number, one.number, one.row)
+        args = (partition.number, one.member, one.row)
         return bool(await self._act("due_quarantine", partition.queue_id, *args, level="local"))
 
     async def find(self, partition: Partition, numbers: Sequence[int]) -> list[DueMessage]:

@@ -193,18 +193,24 @@ change('due_change', function(prefix, args)
   return notice_due(prefix, n)
 end)
 
--- args: partition, number, the row that was found damaged. It is put aside (R30). 1; 0: it is another
--- one by now, or put aside already: nothing happens.
+-- args: partition, number as it is in the order, the row that was found damaged. It is put aside
+-- (R30). 1; 0: it is another one by now, or put aside already: nothing happens.
 change('due_quarantine', function(prefix, args)
-  local n, number = args[1], tonumber(args[2])
+  local n, member, row, size = args[1], args[2], args[3], 0
   local order, rows = due_keys(prefix, n)
-  local log, member = partition_of(prefix, n), member_of(number)
+  local log, number = partition_of(prefix, n), tonumber(member)
   if not log or not redis.call('ZSCORE', order, member)
-    or (redis.call('HGET', rows, member) or '') ~= args[3] then
+    or (redis.call('HGET', rows, member) or '') ~= row then
     return 0
   end
-  local _, size = take_due(prefix, n, number, args[3])
-  redis.call('HSET', prefix .. 'dq:' .. n, member, args[3])
+  if number and member_of(number) == member then
+    local _
+    _, size = take_due(prefix, n, number, row)
+  else
+    redis.call('ZREM', order, member)
+    redis.call('HDEL', rows, member)
+  end
+  redis.call('HSET', prefix .. 'dq:' .. n, member, row)
   count_due(prefix, n, log, -1, -size)
   return 1
 end)

@@ -156,6 +156,24 @@ class Keeper:
         return self._sealer.unseal(partition, header, sealed)
 
 
+@pytest.mark.parametrize(
+    ("due", "named"), [("inf", member(3)), ("-5", member(3)), ("5", b"no number")]
+)
+async def test_a_place_in_the_order_that_is_none_holds_up_nothing(
+    server: Settings, store: RedisStorage, due: str, named: bytes
+) -> None:
+    """R30."""
+    await one(store, append(messages=2, due=[1, 2]))
+    await ask(server, "ZADD", "{q-1}:due:0", due, named)
+    read = await store.due.first(P0, FOR_EVER, count_max=9, bytes_max=10**9)
+    if due == "inf":
+        assert len(read.messages) == 2
+        read = await store.due.look(P0)
+    assert ([each.number for each in read.messages], len(read.damaged)) == ([0, 1], 1)
+    assert await move(store, await waiting(store)) is not None
+    assert await ask(server, "EXISTS", "{q-1}:due:0") == 0
+
+
 async def test_a_row_at_another_place_is_damage_and_a_key_that_is_away_is_none(
     server: Settings,
 ) -> None:
