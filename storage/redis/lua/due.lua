@@ -1,9 +1,9 @@
--- The due store: scheduled messages that wait until they come into the log (push/due.py). The rules are
--- those of storage/rules/due.py; appending puts messages in (append.lua).
+-- The due store: scheduled messages that wait until they come into the log (push/due.py). The
+-- rules are those of storage/rules/due.py; appending puts messages in (append.lua).
 
--- Rows as {number, due (ms), row}: as many of these members as have together at most so many bytes as
--- JSON, but at least one. And how many members were looked at. One that does not wait is passed over;
--- one whose row is missing has an empty row, for that is damage.
+-- Rows as {number, due (ms), row}: as many of these members as have together at most so many
+-- bytes as JSON, but at least one. And how many members were looked at. One that does not wait
+-- is passed over; one whose row is missing has an empty row, for that is damage.
 local function rows_of(prefix, n, members, bytes_max)
   local order, rows = due_keys(prefix, n)
   local found, size, looked = {}, 0, 0
@@ -22,8 +22,8 @@ local function rows_of(prefix, n, members, bytes_max)
   return found, looked
 end
 
--- args: partition, until (ms), count and bytes as JSON at most. The rows that are due, in order; and
--- when the one that follows them is due, -1: there is none.
+-- args: partition, until (ms), count and bytes as JSON at most. The rows that are due, in order;
+-- and when the one that follows them is due, -1: there is none.
 look('due_first', function(prefix, args)
   local order = due_keys(prefix, args[1])
   local members = redis.call('ZRANGEBYSCORE', order, '-inf', args[2], 'LIMIT', 0, args[3])
@@ -31,8 +31,8 @@ look('due_first', function(prefix, args)
   return {found, due_at(prefix, args[1], looked)}
 end)
 
--- args: partition, bytes as JSON at most, then numbers. The rows of those that wait, in the order of
--- the numbers, and how many numbers were looked at.
+-- args: partition, bytes as JSON at most, then numbers. The rows of those that wait, in the
+-- order of the numbers, and how many numbers were looked at.
 look('due_find', function(prefix, args)
   local members = {}
   for place = 3, #args do
@@ -57,9 +57,10 @@ local function rank_behind(order, due, member)
   return low
 end
 
--- args: partition, due (ms) and number of the place that all are behind (0, 0: none, for nothing is due
--- at 0), count and bytes as JSON at most, and a list to look in: 'k' or 'i' and a hash, 8 bytes; '':
--- all. The rows, in order; and the place of the last one that was looked at, -1 and 0: that was all.
+-- args: partition, due (ms) and number of the place that all are behind (0, 0: none, for nothing
+-- is due at 0), count and bytes as JSON at most, and a list to look in: 'k' or 'i' and a hash, 8
+-- bytes; '': all. The rows, in order; and the place of the last one that was looked at, -1 and
+-- 0: that was all.
 look('due_look', function(prefix, args)
   local n, due, member = args[1], tonumber(args[2]), member_of(tonumber(args[3]))
   local order, _, _, names = due_keys(prefix, n)
@@ -92,7 +93,8 @@ look('due_place', function(prefix, args)
   return place and text(place) or ''
 end)
 
--- For each partition: messages, bytes, the next number, when the first one is due, -1: none is there.
+-- For each partition: messages, bytes, the next number, when the first one is due, -1: none is
+-- there.
 look('due_states', function(prefix)
   local rows = {}
   for n = 0, (partitions_of(prefix) or 0) - 1 do
@@ -113,10 +115,11 @@ local function row_in(prefix, n, number, version)
   return nil
 end
 
--- args: partition, level, wall ms, id bucket, published ms, checksum, header, payload, count, bytes as
--- JSON of what moves, as a record of the log; then for each message its number and its version. The
--- answer is that of `append`; empty: one of them does not wait in that version, nothing has happened.
--- The rows go before the record comes, so that this takes next to no memory at memory's end either.
+-- args: partition, level, wall ms, id bucket, published ms, checksum, header, payload, count,
+-- bytes as JSON of what moves, as a record of the log; then for each message its number and its
+-- version. The answer is that of `append`; empty: one of them does not wait in that version,
+-- nothing has happened. The rows go before the record comes, so that this takes next to no
+-- memory at memory's end either.
 change('due_move', function(prefix, args)
   local n, moved, seen = args[1], {}, {}
   local log = partition_of(prefix, n)
@@ -178,8 +181,8 @@ change('due_cancel', function(prefix, args)
   return 1
 end)
 
--- args: partition, number, version, bytes as JSON, checksum, header, payload. When the first message is
--- due then; -1: it does not wait there in this version, nothing has happened.
+-- args: partition, number, version, bytes as JSON, checksum, header, payload. When the first
+-- message is due then; -1: it does not wait there in this version, nothing has happened.
 change('due_change', function(prefix, args)
   local n, number = args[1], tonumber(args[2])
   local log, row = partition_of(prefix, n), row_in(prefix, n, number, args[3])
