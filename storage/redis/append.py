@@ -10,19 +10,33 @@ import asyncio
 import hashlib
 import itertools
 import zlib
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from push.due import TICKET
 from push.errors import Refused, TocsinError, Unknown
 from push.places import Partition
 from push.record import Header, Record, RecordDamaged
-from push.storage_port import PLAIN, Append, Appended, Damage, Lane, NotStored, Sealer, Stored
+from push.storage_port import (
+    PLAIN,
+    Append,
+    Appended,
+    Damage,
+    Lane,
+    NotStored,
+    Outcome,
+    Scheduled,
+    Sealer,
+    Stored,
+)
 from storage.redis.keys import queue_key
 from storage.redis.port import Arg, Shard
 from storage.rules.append import id_bucket, line_bucket, nowhere
+from storage.rules.due import due_messages
 
 SEQUENCE_MAX: Final = (1 << 53) - 1
 """Largest sequence of a producer. The functions in Lua count in doubles, and clients may use
@@ -31,13 +45,43 @@ _PRODUCER: Final = Struct("<16sQ")
 
 
 def checksum(partition: Partition, header: bytes, sealed: bytes) -> str:
-    """Return the checksum over the stored parts of a record, and over its partition."""
+    """Return the checksum over the stored parts of a record or of a scheduled message, and over its
+    partition."""
     at = f"{partition.queue_id}:{partition.number}:".encode()
     return str(zlib.crc32(sealed, zlib.crc32(header, zlib.crc32(at))))
 
 
+class Part(NamedTuple):
+    """Plain header and payload of what is sealed by itself, and how many messages it has: a record,
+    or a scheduled message."""
+
+    header: bytes
+    payload: bytes
+    messages: int
+
+
+def parts_of(append: Append, header: Header) -> list[Part]:
+    """Return what is stored of an append: the record, or its messages if they are scheduled."""
+    if not header.deliver_at_unix_ms:
+        return [Part(append.header, append.payload, header.count)]
+    # Their numbers are given in the store, and are no part of their headers.
+    messages = due_messages(append, header, ((index, 0) for index in range(header.count)))
+    return [Part(message.header(), message.payload, 1) for message in messages]
+
+
+def scheduled_args(append: Append, parts: Sequence[Part], sealed: Sequence[bytes]) -> list[Arg]:
+    """Return the last arguments of `append`, for messages that are scheduled: their headers, a
+    column of their checksums, and each one's payload."""
+    sums = (
+        int(checksum(append.partition, part.header, payload))
+        for part, payload in zip(parts, sealed, strict=True)
+    )
+    return [b"".join(part.header for part in parts), array("I", sums).tobytes(), *sealed]
+
+
 def append_args(append: Append, header: Header, sealed: bytes, *, wall_unix_ms: int) -> list[Arg]:
-    """Return the arguments of `append`.
+    """Return the arguments of `append`, for a record that goes to the log. For one whose messages
+    are scheduled, `sealed` is empty, and `scheduled_args` are put in place of the last two.
 
     Raises:
         Refused: invalid_message: a sequence is larger than the functions can count.
@@ -68,6 +112,30 @@ def append_args(append: Append, header: Header, sealed: bytes, *, wall_unix_ms: 
         header.sequences.tobytes(),
         b"".join(digests),
         append.message_bytes_max,
+        append.due_messages_max,
+        append.due_bytes_max,
+        b"",
+        b"",
+    ]
+
+
+def move_args(
+    append: Append, header: Header, sealed: bytes, moved: Sequence[Arg], *, wall_unix_ms: int
+) -> list[Arg]:
+    """Return the arguments of `due_move`. `moved`: number and version of each message that
+    moves."""
+    return [
+        append.partition.number,
+        append.durability,
+        wall_unix_ms,
+        id_bucket(wall_unix_ms, append.dedup_window_s),
+        min(header.published_unix_ms, wall_unix_ms),
+        checksum(append.partition, append.header, sealed),
+        append.header,
+        sealed,
+        header.count,
+        sum(header.sizes),
+        *moved,
     ]
 
 
@@ -84,10 +152,12 @@ def refuse_args(args: Sequence[Arg], code: str) -> list[Arg]:
 @dataclass(frozen=True, slots=True)
 class AppendReply:
     """The answer to an append of one record, whose messages may not all be certified yet.
-    `next_offset`: the end of the log after the append."""
+    `next_offset`: the end of the log after the append. `due_unix_ms`: when the partition's first
+    scheduled message is due; None: the append has scheduled nothing."""
 
     appended: Appended
     next_offset: int
+    due_unix_ms: int | None = None
 
 
 def decode_reply(answer: Sequence[Any], count: int) -> AppendReply:
@@ -95,20 +165,24 @@ def decode_reply(answer: Sequence[Any], count: int) -> AppendReply:
     if not answer:
         return AppendReply(nowhere(count), 0)
     first, stored, certified, next_offset, generation, *judged = answer
+    due_unix_ms = judged.pop() if judged and isinstance(judged[-1], int) else None
     outcomes = tuple(_outcome(raw) for raw in judged)
     skips = tuple(
         index
         for index, outcome in enumerate(outcomes)
-        if isinstance(outcome, NotStored) or outcome.duplicate
+        if not isinstance(outcome, Stored) or outcome.duplicate
     )
     appended = Appended(first, stored, certified, generation, outcomes or None, skips)
-    return AppendReply(appended, next_offset)
+    return AppendReply(appended, next_offset, due_unix_ms)
 
 
-def _outcome(raw: bytes) -> Stored | NotStored:
-    if raw[:1] in b"+=":
-        return Stored(int(raw[1:]), duplicate=raw[:1] == b"=")
-    return NotStored(raw.decode())
+def _outcome(raw: bytes) -> Outcome:
+    if raw[:1] not in b"+=":
+        return NotStored(raw.decode())
+    place, is_duplicate = int(raw[1:]), raw[:1] == b"="
+    if place < TICKET:
+        return Stored(place, is_duplicate)
+    return Scheduled(place - TICKET, is_duplicate)
 
 
 # enforces: P2
@@ -184,6 +258,15 @@ def decode_damage(partition: Partition, flat: Sequence[bytes]) -> list[Damage]:
     return sorted(found, key=lambda damage: damage.first)
 
 
+def _args_of(
+    append: Append, header: Header, parts: Sequence[Part], sealed: Sequence[bytes], wall: int
+) -> list[Arg]:
+    if not header.deliver_at_unix_ms:
+        return append_args(append, header, sealed[0], wall_unix_ms=wall)
+    args = append_args(append, header, b"", wall_unix_ms=wall)
+    return [*args[:-2], *scheduled_args(append, parts, sealed)]
+
+
 FULL: Final = "storage_full"
 """The code of the refusal if there is no room."""
 COUNTED_WITHIN_S: Final = 0.05
@@ -193,7 +276,8 @@ require."""
 
 class RedisAppender:
     """Appends to one shard. `tell` is called with a partition and each certified end that was
-    reached there."""
+    reached there, `tell_due` with a partition in which something was scheduled and the time at
+    which its first message is due."""
 
     def __init__(
         self,
@@ -201,11 +285,13 @@ class RedisAppender:
         sealer: Sealer,
         wall_unix_ms: Callable[[], int],
         tell: Callable[[Partition, int], None],
+        tell_due: Callable[[Partition, int], None],
     ) -> None:
         self._shard = shard
         self._sealer = sealer
         self._wall_unix_ms = wall_unix_ms
         self._tell = tell
+        self._tell_due = tell_due
         self._sealers = ThreadPoolExecutor(1, thread_name_prefix="sealing")
         self._sealed: asyncio.Event | None = None
         """Set when the records that were sealed last are sealed; None: no thread seals here."""
@@ -232,11 +318,18 @@ class RedisAppender:
         self, appends: Sequence[Append], headers: Sequence[Header], lane: Lane | None
     ) -> list[Appended]:
         """Append records, of which these are the headers."""
-        sealed = await self._seal(appends, headers)
-        wall = self._wall_unix_ms()
+        parts = [parts_of(append, header) for append, header in zip(appends, headers, strict=True)]
+        sealed = await self._seal(
+            [
+                (append.partition, part)
+                for append, of in zip(appends, parts, strict=True)
+                for part in of
+            ]
+        )
+        blobs, wall = iter(sealed), self._wall_unix_ms()
         args = [
-            append_args(append, header, blob, wall_unix_ms=wall)
-            for append, header, blob in zip(appends, headers, sealed, strict=True)
+            _args_of(append, header, of, [*itertools.islice(blobs, len(of))], wall)
+            for append, header, of in zip(appends, headers, parts, strict=True)
         ]
         replies = await self._append_all(appends, args, lane)
         answers = collect_replies(
@@ -245,22 +338,45 @@ class RedisAppender:
                 for reply, header in zip(replies, headers, strict=True)
             ]
         )
+        for append, answer in zip(appends, answers, strict=True):
+            if answer.due_unix_ms is not None:
+                self._tell_due(append.partition, answer.due_unix_ms)
+        return await self._certify_stored(appends, answers)
+
+    async def move(self, append: Append, header: Header, moved: Sequence[Arg]) -> Appended | None:
+        """Append a record, of which this is the header, in place of messages of the due store, as
+        `DueStore.move` does. `moved`: number and version of each."""
+        sealed = await self.seal(
+            append.partition, Part(append.header, append.payload, header.count)
+        )
+        args = move_args(append, header, sealed, moved, wall_unix_ms=self._wall_unix_ms())
+        reply = await self._act("due_move", append, args, None)
+        if not reply:
+            return None
+        (appended,) = await self._certify_stored([append], [decode_reply(reply, header.count)])
+        return appended
+
+    async def _certify_stored(
+        self, appends: Sequence[Append], answers: Sequence[AppendReply]
+    ) -> list[Appended]:
         try:
             return await self._certify_all(appends, answers)
         except Refused as refused:  # the records are stored, and the poller certifies them (P2)
             raise Unknown(f"stored, and not certified: {refused.detail}") from refused
 
-    async def _seal(self, appends: Sequence[Append], headers: Sequence[Header]) -> list[bytes]:
+    async def seal(self, partition: Partition, part: Part) -> bytes:
+        """Return a payload in its stored form."""
+        (sealed,) = await self._seal([(partition, part)])
+        return sealed
+
+    async def _seal(self, parts: Sequence[tuple[Partition, Part]]) -> list[bytes]:
         """Return the payloads in their stored form. A thread seals them, because a key may have to
         be waited for."""
         if self._sealer is PLAIN:
-            return [append.payload for append in appends]
+            return [part.payload for _, part in parts]
 
         def seal() -> list[bytes]:
-            return [
-                self._sealer.seal(append.partition, append.header, append.payload, header.count)
-                for append, header in zip(appends, headers, strict=True)
-            ]
+            return [self._sealer.seal(partition, *part) for partition, part in parts]
 
         self._sealed = sealed = asyncio.Event()
         try:

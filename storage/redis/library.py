@@ -7,6 +7,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from push import limits
+from push.due import CANCELLED, TICKET
 from push.letters import ASKER_CHARS
 from push.producer_order import REFUSED_MAX
 from push.rates.shared import LEASE_S, LOOK_S, PARTS, RECALLED_MAX, SEATS, SLICES, STEP_S
@@ -19,6 +20,7 @@ VERSION = "VERSION"
 PREFIX = "tocsin_"
 NUMBERS = {
     "ASKER_CHARS": ASKER_CHARS,
+    "CANCELLED": CANCELLED,
     "FORGOTTEN_BUCKETS": FORGOTTEN_BUCKETS,
     "IDLE_BUCKETS": IDLE_BUCKETS,
     "IN_FLIGHT_MAX": limits.IN_FLIGHT_PER_PRODUCER_MAX,
@@ -35,6 +37,7 @@ NUMBERS = {
     "OWNER_BYTES": OWNER_BYTES,
     "RECORD_MEMORY_BYTES": RECORD_MEMORY_BYTES,
     "REFUSED_MAX": REFUSED_MAX,
+    "TICKET": TICKET,
 }
 """Constants of the rules in Python that the functions in Lua share, as locals of every fragment."""
 

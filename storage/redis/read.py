@@ -13,7 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from push import limits
 from push.errors import TocsinError
@@ -24,6 +24,7 @@ from storage.redis.append import decode_damage, decode_row
 from storage.redis.keys import queue_key
 from storage.redis.port import Shard
 
+T = TypeVar("T")
 _OPENERS: Final = 2
 
 
@@ -78,12 +79,17 @@ class RedisReader:
         return Read(tuple(records), start, certified, tuple(damages))
 
     async def _open(self, partition: Partition, rows: Sequence[Any]) -> list[Record | Damage]:
-        """Open records in their order; in a thread if keys may have to be waited for."""
+        """Open records in their order."""
 
         def opened() -> list[Record | Damage]:
             return [decode_row(partition, raw).open(partition, self._sealer) for raw in rows]
 
-        if self._sealer is PLAIN or not rows:
+        return await self.open_all(opened) if rows else []
+
+    async def open_all(self, opened: Callable[[], list[T]]) -> list[T]:
+        """Return what `opened` returns, which opens payloads; in a thread if keys may have to be
+        waited for."""
+        if self._sealer is PLAIN:
             return opened()
         return await asyncio.get_running_loop().run_in_executor(self._openers, opened)
 

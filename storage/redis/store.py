@@ -26,7 +26,7 @@ from push.letters import AnyLetter, Inbox
 from push.places import CursorPlace, Durability, ParkedLine, Partition
 from push.rates.bucket import Rate
 from push.rates.shared import RateGrant, RateReply, RateRequest
-from push.record import Record
+from push.record import Header, Record
 from push.storage_port import (
     PLAIN,
     Append,
@@ -48,6 +48,7 @@ from push.storage_port import (
 from storage.redis import keys as redis_keys
 from storage.redis.append import RedisAppender
 from storage.redis.cursors import RedisCursors
+from storage.redis.due import RedisDueStore
 from storage.redis.keys import ANSWER_CHANNELS, LETTER_CHANNELS, place_of, queue_key
 from storage.redis.port import Arg, Shard
 from storage.redis.read import PERIOD_S, RedisReader, TailPoller
@@ -162,11 +163,23 @@ class RedisStorage:
         self._wake_up: WakeUp | None = None
         self._certified_ends: dict[Partition, int] = {}
         """The highest certified end of each partition that the wake-up was called with."""
-        self._appender = RedisAppender(shard, sealer, self._wall_unix_ms, self._wake)
+        self._appender = RedisAppender(
+            shard, sealer, self._wall_unix_ms, self._wake, self._notice_due
+        )
+        self.due = RedisDueStore(
+            self._appender,
+            self._reader,
+            sealer,
+            act=self._act,
+            look=self._look,
+            move=self._move,
+            wall_unix_ms=self._wall_unix_ms,
+        )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._tails = TailPoller(shard, self._wake, period_s=tails_s)
         shard.on_message(redis_keys.CERTIFIED_CHANNELS, self._on_certified)
+        shard.on_message(redis_keys.DUE_CHANNELS, self._on_due)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -269,6 +282,18 @@ class RedisStorage:
         if not self._closed:
             for partition, certified in redis_keys.certified_ends(channel, message):
                 self._wake(partition, certified)
+
+    async def _move(self, append: Append, header: Header, moved: Sequence[Arg]) -> Appended | None:
+        self._check_open()
+        return await self._finish(self._appender.move(append, header, moved))
+
+    def _notice_due(self, partition: Partition, unix_ms: int) -> None:
+        self.due.notice(partition, unix_ms)
+
+    def _on_due(self, channel: bytes, message: bytes) -> None:
+        if not self._closed:
+            for partition, unix_ms in redis_keys.due_times(channel, message):
+                self._notice_due(partition, unix_ms)
 
     def on_certified(self, wake_up: WakeUp) -> None:
         """Register the one wake-up, which is also called for appends of other gateways."""

@@ -101,7 +101,7 @@ local function hold(line, sequence)
   redis.call('ZREMRANGEBYRANK', line.held, REFUSED_MAX, -1)
 end
 
--- What is known of a message; nil: it is new, and may be stored now.
+-- What is known of a message: its place, or why it is refused; nil: it is new, and may be stored now.
 local function judge(line, sequence, resolved)
   raise(line, resolved)
   if sequence < line.resolved then
@@ -113,7 +113,7 @@ local function judge(line, sequence, resolved)
     known = line.known[sequence]
   end
   if known then
-    return '=' .. text(known)
+    return known
   end
   if line.holding then
     redis.call('ZREMRANGEBYSCORE', line.held, '-inf', '(' .. text(line.resolved))
@@ -144,29 +144,14 @@ local function remember(line, sequence, offset)
   end
 end
 
--- Which of a record's client ids are remembered: digest -> offset. Buckets that passed go.
+-- Which of a record's client ids are known: digest -> place. Buckets that passed go.
 local function ids_known(prefix, n, wall, digests)
-  local known, buckets = {}, prefix .. 'ib:' .. n
+  local buckets = prefix .. 'ib:' .. n
   for _, passed in ipairs(redis.call('ZRANGEBYSCORE', buckets, '-inf', text(wall))) do
     redis.call('UNLINK', prefix .. 'i:' .. n .. ':' .. passed)
     redis.call('ZREM', buckets, passed)
   end
-  if #digests == 0 then
-    return known
-  end
-  for _, bucket in ipairs(redis.call('ZRANGE', buckets, 0, -1)) do
-    for first = 1, #digests, 1000 do
-      local last = math.min(first + 999, #digests)
-      local found = redis.call('HMGET', prefix .. 'i:' .. n .. ':' .. bucket,
-        unpack(digests, first, last))
-      for place, offset in ipairs(found) do
-        if offset then
-          known[digests[first + place - 1]] = tonumber(offset)
-        end
-      end
-    end
-  end
-  return known
+  return find_ids(prefix, n, wall, digests)
 end
 
 -- Producers that are forgotten leave, a few with each append.
@@ -192,6 +177,8 @@ local function columns_of(args)
     published = args[9], checksum = args[10], header = args[11], payload = args[12],
     sizes = args[13], producers = args[14], indexes = args[15], sequences = args[16],
     message_bytes_max = tonumber(args[18]), digests = {}, listed = {},
+    due_messages_max = tonumber(args[19]), due_bytes_max = tonumber(args[20]),
+    due_headers = args[21], due_checksums = args[22], args = args,
   }
   record.count = #record.sizes / 4
   if #args[17] > 0 then
@@ -206,6 +193,11 @@ local function columns_of(args)
   return record
 end
 
+-- Whether the messages of a record go to the due store: all of them do, or none.
+local function is_scheduled(record)
+  return #record.due_headers > 0
+end
+
 -- The code that a new message is answered with; nil: it is stored.
 local function refusal(record, log, total, size)
   if record.refuse ~= '' then
@@ -217,8 +209,13 @@ local function refusal(record, log, total, size)
   if record.message_bytes_max > 0 and size > record.message_bytes_max then
     return 'message_too_large'
   end
-  if log.next + 1 > OFFSET_MAX then
+  if (is_scheduled(record) and log.due_next or log.next) + 1 > OFFSET_MAX then
     return 'limit_reached'
+  end
+  if is_scheduled(record)
+    and ((record.due_messages_max > 0 and total.due_messages + 1 > record.due_messages_max)
+      or (record.due_bytes_max > 0 and total.due_bytes + size > record.due_bytes_max)) then
+    return 'schedule_full'
   end
   if (record.messages_max > 0 and total.messages + 1 > record.messages_max)
     or (record.bytes_max > 0 and total.bytes + size > record.bytes_max) then
@@ -301,7 +298,7 @@ local function place_ordinary(prefix, n, record, log, total, lines)
   for _, one in ipairs(numbers_of(record.sizes, 4)) do
     size = size + one
   end
-  if record.refuse ~= '' or log.sealed or #record.listed > 0
+  if record.refuse ~= '' or log.sealed or #record.listed > 0 or is_scheduled(record)
     or log.next + record.count > OFFSET_MAX
     or (record.messages_max > 0 and total.messages + record.count > record.messages_max)
     or (record.bytes_max > 0 and total.bytes + size > record.bytes_max)
@@ -312,12 +309,49 @@ local function place_ordinary(prefix, n, record, log, total, lines)
   log.next = log.next + record.count
   log.messages, log.bytes = log.messages + record.count, log.bytes + size
   total.messages, total.bytes = total.messages + record.count, total.bytes + size
-  return {outcomes = {}, skips = {}, lines = lines, ids = {}, count = record.count, size = size}
+  return {
+    outcomes = {}, skips = {}, lines = lines, ids = {}, count = record.count, size = size, due = 0,
+    due_size = 0,
+  }
+end
+
+-- What a message that comes again is answered with, by its place. A scheduled one may have been
+-- cancelled since.
+local function known_outcome(prefix, n, wall, place)
+  if place >= TICKET then
+    local mark = fate_mark(place - TICKET)
+    if find_ids(prefix, n, wall, {mark})[mark] == CANCELLED then
+      return 'cancelled'
+    end
+  end
+  return '=' .. text(place)
+end
+
+-- Put a new message, the one at `place` in its record, into the log or into the due store. Its place.
+local function put(prefix, n, record, log, total, done, place, size)
+  total.messages, total.bytes = total.messages + 1, total.bytes + size
+  if not is_scheduled(record) then
+    log.next = log.next + 1
+    log.messages, log.bytes = log.messages + 1, log.bytes + size
+    done.count, done.size = done.count + 1, done.size + size
+    return log.next - 1
+  end
+  local number, width = log.due_next, #record.due_headers / record.count
+  put_due(prefix, n, number, 0, size,
+    struct.unpack('<I4', record.due_checksums, 4 * place - 3),
+    string.sub(record.due_headers, width * (place - 1) + 1, width * place),
+    record.args[22 + place])
+  log.due_next = number + 1
+  total.due_messages, total.due_bytes = total.due_messages + 1, total.due_bytes + size
+  done.due, done.due_size = done.due + 1, done.due_size + size
+  return TICKET + number
 end
 
 -- Judge the messages one by one: outcomes, what was stored of them, and the lines they changed.
 local function place_each(prefix, n, record, log, total, lines, known)
-  local done = {outcomes = {}, skips = {}, lines = lines, ids = {}, count = 0, size = 0}
+  local done = {
+    outcomes = {}, skips = {}, lines = lines, ids = {}, count = 0, size = 0, due = 0, due_size = 0,
+  }
   for place = 1, record.count do
     local size = struct.unpack('<I4', record.sizes, 4 * place - 3)
     local index = 0
@@ -330,35 +364,35 @@ local function place_each(prefix, n, record, log, total, lines, known)
       line = line_in(lines, prefix, n, string.sub(record.producers, at, at + 15), record.bucket)
       sequence = struct.unpack('<I8', record.sequences, 8 * place - 7)
       outcome = judge(line, sequence, struct.unpack('<I8', record.producers, at + 16))
+      if type(outcome) == 'number' then
+        outcome = known_outcome(prefix, n, record.wall, outcome)
+      end
     end
     if not outcome then
       local digest = record.digests[place] or NO_DIGEST
-      local offset = known[digest]
-      local code = not offset and refusal(record, log, total, size) or nil
-      if code then
-        outcome = code
-        if line then
-          hold(line, sequence)
-        end
-      else
-        outcome = offset and ('=' .. text(offset)) or ('+' .. text(log.next))
-        if line then
-          remember(line, sequence, offset or log.next)
-        end
-        if not offset then
-          if digest ~= NO_DIGEST then
-            known[digest] = log.next
+      local before = known[digest]
+      outcome = before and known_outcome(prefix, n, record.wall, before)
+        or refusal(record, log, total, size)
+      if not outcome then
+        local new = put(prefix, n, record, log, total, done, place, size)
+        outcome = '+' .. text(new)
+        if digest ~= NO_DIGEST then
+          known[digest] = new
+          if not is_scheduled(record) then -- the due store has it as long as it waits there
             done.ids[#done.ids + 1] = digest
-            done.ids[#done.ids + 1] = text(log.next)
+            done.ids[#done.ids + 1] = text(new)
           end
-          log.next = log.next + 1
-          log.messages, log.bytes = log.messages + 1, log.bytes + size
-          total.messages, total.bytes = total.messages + 1, total.bytes + size
-          done.count, done.size = done.count + 1, done.size + size
         end
+        before = new
+      end
+      local first = string.sub(outcome, 1, 1)
+      if line and (first == '+' or first == '=') then
+        remember(line, sequence, before)
+      elseif line then
+        hold(line, sequence)
       end
     end
-    if string.sub(outcome, 1, 1) ~= '+' then
+    if is_scheduled(record) or string.sub(outcome, 1, 1) ~= '+' then
       done.skips[#done.skips + 1] = text(place - 1)
     end
     done.outcomes[place] = outcome
@@ -366,14 +400,15 @@ local function place_each(prefix, n, record, log, total, lines, known)
   return done
 end
 
-local RANKS = {['local'] = 0, quorum = 1, all = 2}
-
 -- args: partition, level, wall ms, line bucket, id bucket ('': ids do not count), messages_max,
 -- bytes_max, the code that new messages are refused with or '', published ms, checksum, header,
 -- payload, and the header's columns as they stand in it: sizes, producers, indexes, sequences,
--- digests; and message_bytes_max. The answer: first, count, certified, next, generation, then one outcome per message
--- where not all were stored: '+<offset>' stored, '=<offset>' duplicate, or a code. Empty: no such
--- partition.
+-- digests; and message_bytes_max, due_messages_max, due_bytes_max. If the messages are scheduled, the
+-- headers that they have in the due store, a column of their checksums, and one payload each; then
+-- there is no payload of the record. The answer: first, count, certified, next, generation, then one
+-- outcome per message where not all were stored in the log: '+<place>' stored, '=<place>' duplicate,
+-- or a code; a place from TICKET on is a number in the due store. If anything was scheduled, when the
+-- first message there is due. Empty: no such partition.
 local function append(keys, args)
   local prefix, n = prefix_of(keys), args[1]
   touch(prefix)
@@ -382,8 +417,12 @@ local function append(keys, args)
     return {}
   end
   local record, first = columns_of(args), log.next
-  local row = redis.call('HMGET', prefix .. 'queue', 'messages', 'bytes')
-  local total = {messages = tonumber(row[1]), bytes = tonumber(row[2])}
+  local row = redis.call('HMGET', prefix .. 'queue',
+    'messages', 'bytes', 'due_messages', 'due_bytes')
+  local total = {
+    messages = tonumber(row[1]), bytes = tonumber(row[2]), due_messages = tonumber(row[3] or '0'),
+    due_bytes = tonumber(row[4] or '0'),
+  }
   forget_lines(prefix, n, record.bucket)
   local lines, known = {}, ids_known(prefix, n, record.wall, record.listed)
   local done = place_ordinary(prefix, n, record, log, total, lines)
@@ -391,40 +430,26 @@ local function append(keys, args)
   for _, line in pairs(done.lines) do
     keep_line(prefix, n, line)
   end
-  if #done.ids > 0 then
-    in_parts('HSET', prefix .. 'i:' .. n .. ':' .. record.until_ms, done.ids)
-    redis.call('ZADD', prefix .. 'ib:' .. n, record.until_ms, record.until_ms)
-  end
+  remember_ids(prefix, n, record.until_ms, done.ids)
   if done.count > 0 then
-    local id, skips = text(first + 1) .. '-0', table.concat(done.skips, ',')
-    local count, size = text(done.count), text(done.size)
-    local seal = redis.sha1hex(table.concat(
-      {text(first), count, size, record.published, skips, record.checksum}, ':'))
-    redis.call('XADD', prefix .. 'log:' .. n, id, 'n', count, 'z', size, 'm', record.published,
-      's', skips, 'c', record.checksum, 'd', seal, 'h', record.header, 'p', record.payload)
-    local latest = text(math.max(log.latest, tonumber(record.published)))
-    redis.call('XADD', prefix .. 'idx:' .. n, id, 'n', count, 'z', size, 'm', record.published,
-      'x', latest)
-    local level = args[2] -- of everything that is not certified
-    if log.certified < first and RANKS[log.level] > RANKS[level] then
-      level = log.level
-    end
-    redis.call('HSET', prefix .. 'p:' .. n, 'next', text(log.next), 'level', level,
-      'latest', latest,
-      'messages', text(log.messages), 'bytes', text(log.bytes))
+    store_record(prefix, n, log, {
+      level = args[2], first = first, count = done.count, size = done.size,
+      skips = table.concat(done.skips, ','), published = record.published,
+      checksum = record.checksum, header = record.header, payload = record.payload,
+    })
     redis.call('HSET', prefix .. 'queue',
       'messages', text(total.messages), 'bytes', text(total.bytes))
-    if args[2] == 'local' and log.certified == first then
-      local news = {}
-      certify(prefix, n, log, log.next, news)
-      announce(prefix, news)
-    end
   end
   local answer = {first, done.count, log.certified, log.next, log.generation}
   if #done.skips > 0 then
     for _, outcome in ipairs(done.outcomes) do
       answer[#answer + 1] = outcome
     end
+  end
+  if done.due > 0 then
+    redis.call('HSET', prefix .. 'p:' .. n, 'due_next', text(log.due_next))
+    count_due(prefix, n, log, done.due, done.due_size)
+    answer[#answer + 1] = notice_due(prefix, n)
   end
   return answer
 end

@@ -1,11 +1,5 @@
 -- Reading and looking: changes nothing.
 
-local function look(name, callback)
-  act(name, function(keys, args)
-    return callback(prefix_of(keys), args)
-  end, {'no-writes'})
-end
-
 local READ_EACH_MAX = 1000
 
 -- What a record takes in the memory of who reads it, by its index entry.

@@ -108,6 +108,7 @@ change('drop_queue', function(prefix)
     for n = 0, count - 1 do
       redis.call('UNLINK', prefix .. 'p:' .. n, prefix .. 'log:' .. n, prefix .. 'idx:' .. n)
       forget_examined(prefix, n)
+      forget_due(prefix, n)
     end
     redis.call('DEL', prefix .. 'queue')
     return 1
@@ -200,11 +201,13 @@ change('purge', function(prefix, args)
   for n = from, upto - 1 do
     local log = partition_of(prefix, n)
     if args[1] == '' then
-      gone = gone + log.messages
+      gone = gone + log.messages + log.due_messages
       remove(prefix, n, log, log.messages, log.bytes)
       redis.call('UNLINK', prefix .. 'log:' .. n, prefix .. 'idx:' .. n,
         prefix .. 'bad:' .. n, prefix .. 'quarantine:' .. n)
       forget_examined(prefix, n)
+      count_due(prefix, n, log, -log.due_messages, -log.due_bytes)
+      forget_due(prefix, n)
       -- all of it is gone for everybody: what had no copies yet as well
       certify(prefix, n, log, log.next, news)
       redis.call('HSET', prefix .. 'p:' .. n, 'start', text(log.next))
@@ -230,6 +233,10 @@ change('seal', function(prefix, args)
     return refused('queue_not_found', 'the storage has no such partition')
   end
   if not log.sealed then
+    if log.due_messages > 0 then
+      return refused('invalid_request', text(log.due_messages) .. ' scheduled messages wait in the '
+        .. 'partition: it can be sealed when they are moved or cancelled')
+    end
     log.sealed = log.next
     redis.call('HSET', prefix .. 'p:' .. args[1],
       'sealed', text(log.next), 'successors', args[2])
