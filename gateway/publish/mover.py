@@ -40,7 +40,7 @@ from push.record import RecordBuilder
 from push.storage_port import Append, Storage
 
 logger = logging.getLogger("tocsin.mover")
-MESSAGES_PER_MOVE: Final = 500
+MESSAGES_PER_MOVE: Final = 200
 BYTES_PER_MOVE: Final = 512 * 1024
 PARTITIONS_AT_ONCE: Final = 8
 """Number of partitions that are moved from at the same time. What fell due while nobody ran is

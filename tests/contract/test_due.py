@@ -1,4 +1,4 @@
-"""The contract of `push.storage_port.DueStore`: scheduled messages. Over every storage."""
+"""The contract of `push.storage_port.DueStore`: scheduled messages (R32). Over every storage."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Histories of scheduled messages (T1): later, in their order, and once."""
+"""Histories of scheduled messages (R32): later, in their order, and once."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""A clock that jumps is not believed for a while."""
+"""A clock that jumps is not believed for a while (R32)."""
 
 from hypothesis import given
 from hypothesis import strategies as st
