@@ -49,9 +49,8 @@ from gateway.publish.batch import (
     missing_queue,
 )
 from gateway.publish.mover import Mover
-from gateway.publish.publisher import Publisher
+from gateway.publish.publisher import Publisher, Tombstones
 from gateway.publish.tail import Tail
-from gateway.publish.tombstones import Tombstones
 from gateway.stores.backup import Backups
 from gateway.stores.marks import check_storage
 from gateway.stores.open import open_stores, with_read_deadline

@@ -1,22 +1,19 @@
-"""The storage in memory: the verified fake of `push.storage_port.Storage`, and of an inbox.
+"""The storage in memory: the verified fake of `push.storage_port.Storage`.
 
 It keeps every promise of the port but durability, in the plainest way, and passes the contract
 suite that the real storages pass. Other tests that use it rely on the port's semantics alone.
-`MemoryStorage` has no inbox of its own. Tests with several gateways give them one `MemoryInbox`.
+It has no inbox of its own.
 """
 
 import asyncio
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from push import limits
 from push.due import TICKET, DueMessage, DuePlace, DueRead, DueState, fate_mark, place_in_order
-from push.errors import Fenced, Refused, Unknown
-from push.letters import ASKER_CHARS, AnyLetter
+from push.errors import Refused, Unknown
 from push.places import CursorPlace, Durability, ParkedLine, Partition
 from push.record import Header, Record, RecordDamaged
 from push.storage_port import (
@@ -49,25 +46,23 @@ from storage.rules.append import (
     PartitionLog,
     ProducerLine,
     QueueTotal,
-    append_record,
-    id_bucket,
-    known_outcome,
-    line_bucket,
-    nowhere,
-    open_header,
-)
-from storage.rules.cursor import GroupCursor, check_write, count_dead, start_floor
-from storage.rules.due import (
     append_moved,
+    append_record,
     are_there,
     changed,
     check_moved,
     check_sealable,
     due_messages,
     fate_of,
+    id_bucket,
     ids_of_cancelled,
     ids_of_moved,
+    known_outcome,
+    line_bucket,
+    nowhere,
+    open_header,
 )
+from storage.rules.cursor import GroupCursor, check_write, count_dead, start_floor
 
 
 @dataclass(slots=True)
@@ -277,7 +272,8 @@ class MemoryStorage:
     def __init__(self, *, wall: Callable[[], float] = time.time, sealer: Sealer = PLAIN) -> None:
         self._wall = wall
         self._sealer = sealer
-        self._queues: dict[str, list[MemoryPartition]] = {}
+        self.queues: dict[str, list[MemoryPartition]] = {}
+        """Queue id → its partitions."""
         self._dropped = Dropped()
         self._incarnation = uuid.uuid4().hex
         self._wake_up: WakeUp | None = None
@@ -301,12 +297,13 @@ class MemoryStorage:
         return int(self._wall() * 1000)
 
     def _queue(self, queue_id: str) -> list[MemoryPartition]:
-        if queue_id not in self._queues:
+        if queue_id not in self.queues:
             raise Refused("queue_not_found", f"the storage has no queue {queue_id}")
-        return self._queues[queue_id]
+        return self.queues[queue_id]
 
-    def _find(self, partition: Partition) -> MemoryPartition | None:
-        queue = self._queues.get(partition.queue_id, [])
+    def find(self, partition: Partition) -> MemoryPartition | None:
+        """Return a partition; None: there is none."""
+        queue = self.queues.get(partition.queue_id, [])
         return queue[partition.number] if 0 <= partition.number < len(queue) else None
 
     async def incarnation(self) -> str:
@@ -316,18 +313,9 @@ class MemoryStorage:
     # --- What the due stores need ----------------------------------------------------------------
 
     def enter(self) -> int:
-        """Begin an act. Returns the wall time in unix milliseconds. Raises Refused: it is
-        closed."""
+        """Begin an act. Returns the wall time in unix milliseconds. Raises Refused: closed."""
         self._check_open()
         return self._wall_unix_ms()
-
-    def at(self, partition: Partition) -> MemoryPartition | None:
-        """Return a partition; None: there is none."""
-        return self._find(partition)
-
-    def of_queue(self, queue_id: str) -> list[MemoryPartition]:
-        """Return the partitions of a queue; empty: it is unknown."""
-        return self._queues.get(queue_id, [])
 
     def take_lost_answer(self) -> bool | None:
         """Return whether the act that now begins is made though its answer is lost; None: it is
@@ -344,7 +332,7 @@ class MemoryStorage:
     async def create_queue(self, queue_id: str, partitions: int) -> None:
         self._check_open()
         self._dropped.check_queue(queue_id)
-        queue = self._queues.setdefault(queue_id, [])
+        queue = self.queues.setdefault(queue_id, [])
         total = queue[0].log.total if queue else QueueTotal()
         for number in range(len(queue), partitions):
             log = PartitionLog(Partition(queue_id, number), row_id=0, total=total)
@@ -352,7 +340,7 @@ class MemoryStorage:
 
     async def drop_queue(self, queue_id: str) -> None:
         self._check_open()
-        self._queues.pop(queue_id, None)
+        self.queues.pop(queue_id, None)
         self._dropped.add(queue_id)
 
     async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
@@ -374,7 +362,7 @@ class MemoryStorage:
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
         self._check_open()
-        for at in self._queues.get(queue_id, []):
+        for at in self.queues.get(queue_id, []):
             at.cursors.pop(group_id, None)
             at.aside.pop(group_id, None)
         self._dropped.add(group_id)
@@ -419,13 +407,13 @@ class MemoryStorage:
             self._sealer.seal(append.partition, append.header, append.payload, header.count)
             for append, header in zip(appends, headers, strict=True)
         ]
-        applied = self._lost_answers.pop(0) if self._lost_answers else None
+        applied = self.take_lost_answer()
         if applied is False:
             raise Unknown("the answer of the storage was lost")
         answers: list[Appended] = []
         certified: dict[Partition, int] = {}
         for append, header, blob in zip(appends, headers, sealed, strict=True):
-            at = self._find(append.partition)
+            at = self.find(append.partition)
             if at is None:
                 answers.append(nowhere(header.count))
                 continue
@@ -435,9 +423,8 @@ class MemoryStorage:
                 certified[append.partition] = at.log.next_offset
             if effect.due:
                 self.due.notice(append.partition)
-        if self._wake_up is not None:
-            for partition, end in certified.items():
-                self._wake_up(partition, end)
+        for partition, end in certified.items():
+            self.on_growth(partition, end)
         await asyncio.sleep(0)  # overlapping calls meet here, as they do with a disk
         if applied:
             raise Unknown("the answer of the storage was lost")
@@ -474,7 +461,7 @@ class MemoryStorage:
         self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
     ) -> Read:
         self._check_open()
-        at = self._find(partition)
+        at = self.find(partition)
         if at is None:
             return Read((), 0, 0)
         answer = at.read(offset, bytes_max, until)
@@ -499,7 +486,7 @@ class MemoryStorage:
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
         self._check_open()
-        at = self._find(partition)
+        at = self.find(partition)
         if at is None:
             raise Refused("queue_not_found", "the storage has no such partition")
         for stored in at.records:
@@ -508,14 +495,14 @@ class MemoryStorage:
         return at.log.next_offset
 
     def _cursor(self, place: CursorPlace) -> tuple[MemoryPartition, GroupCursor] | None:
-        at = self._find(place.partition)
+        at = self.find(place.partition)
         if at is None or place.group_id not in at.cursors:
             return None
         return at, at.cursors[place.group_id]
 
     def epoch_of(self, place: CursorPlace) -> int | None:
         """Return the newest epoch of a place; None: it does not exist. For `MemoryInbox`."""
-        at = self._find(place.partition)
+        at = self.find(place.partition)
         cursor = at.cursors.get(place.group_id) if at is not None else None
         return cursor.epoch if cursor is not None else None
 
@@ -536,7 +523,7 @@ class MemoryStorage:
 
     async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
         self._check_open()
-        applied = self._lost_answers.pop(0) if self._lost_answers else None
+        applied = self.take_lost_answer()
         if applied is False:
             raise Unknown("the answer of the storage was lost")
         found = [self._cursor(write.place) for write in writes]
@@ -570,14 +557,14 @@ class MemoryStorage:
         self, place: CursorPlace, key_hash: int, after: int, count_max: int
     ) -> tuple[int, ...]:
         self._check_open()
-        at = self._find(place.partition)
+        at = self.find(place.partition)
         aside = at.aside.get(place.group_id, {}) if at is not None else {}
         line = sorted(offset for offset, key in aside.items() if key == key_hash)
         return tuple([offset for offset in line if offset > after][:count_max])
 
     async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
         self._check_open()
-        at = self._find(partition)
+        at = self.find(partition)
         if at is None or (keep_all and not at.cursors):
             return 0
         return at.trim(self._wall_unix_ms() - int(retention_s * 1000))
@@ -586,14 +573,14 @@ class MemoryStorage:
         self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
     ) -> tuple[int, int | None]:
         self._check_open()
-        at = self._find(partition)
+        at = self.find(partition)
         if at is None or (keep_all and not at.cursors):
             return 0, None
         return at.trimmable(self._wall_unix_ms() - int(retention_s * 1000), after), None
 
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         self._check_open()
-        at = self._find(partition)
+        at = self.find(partition)
         if at is None:
             raise Refused("queue_not_found", "the storage has no such partition")
         if at.log.sealed_at is None:
@@ -604,12 +591,12 @@ class MemoryStorage:
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
         self._check_open()
-        return [at.log.state() for at in self._queues.get(queue_id, [])]
+        return [at.log.state() for at in self.queues.get(queue_id, [])]
 
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
         self._check_open()
         states: list[CursorState] = []
-        for at in self._queues.get(queue_id, []):
+        for at in self.queues.get(queue_id, []):
             cursor = at.cursors.get(group_id)
             if cursor is None:
                 continue
@@ -641,7 +628,7 @@ class MemoryStorage:
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
         self._check_open()
         return [
-            at.published(offset) if (at := self._find(partition)) is not None else None
+            at.published(offset) if (at := self.find(partition)) is not None else None
             for partition, offset in places
         ]
 
@@ -687,7 +674,7 @@ class MemoryDueStore:
 
     def notice(self, partition: Partition) -> None:
         """Tell when the first message of a partition is due."""
-        at = self._storage.at(partition)
+        at = self._storage.find(partition)
         due_unix_ms = at.first_due() if at is not None else None
         if self._noticed is not None and due_unix_ms is not None:
             self._noticed(partition, due_unix_ms)
@@ -711,7 +698,7 @@ class MemoryDueStore:
 
     def _enter(self, partition: Partition) -> MemoryPartition | None:
         self._storage.enter()
-        return self._storage.at(partition)
+        return self._storage.find(partition)
 
     def _read(self, at: MemoryPartition, fitting: Sequence[StoredDue], count: int) -> DueRead:
         opened, damaged = at.open_due(fitting[:count])
@@ -723,7 +710,7 @@ class MemoryDueStore:
         wall = self._storage.enter()
         header = open_header(append)
         check_moved(messages, header)
-        at = self._storage.at(append.partition)
+        at = self._storage.find(append.partition)
         applied = self._storage.take_lost_answer()
         if applied is False:
             raise Unknown("the answer of the storage was lost")
@@ -776,7 +763,7 @@ class MemoryDueStore:
 
     async def cancel(self, partition: Partition, number: int, *, remember_s: float) -> bool:
         wall = self._storage.enter()
-        at = self._storage.at(partition)
+        at = self._storage.find(partition)
         if at is None or number not in at.due:
             return False
         waiting = at.due.pop(number)
@@ -809,106 +796,5 @@ class MemoryDueStore:
 
     async def states(self, queue_id: str) -> list[DueState]:
         self._storage.enter()
-        return [
-            DueState(
-                at.log.partition,
-                at.log.due_messages,
-                at.log.due_bytes,
-                at.log.due_next,
-                at.first_due(),
-            )
-            for at in self._storage.of_queue(queue_id)
-        ]
-
-
-EpochOf = Callable[[CursorPlace], int | None]
-
-
-@dataclass(slots=True)
-class _Box:
-    """The inbox of one place."""
-
-    letters: dict[str, bytes] = field(default_factory=dict)
-    answers: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    until: float = 0.0
-
-
-class MemoryInbox:
-    """`push.letters.Inbox` in memory. `epoch_of` returns the newest epoch of a place; None: it does
-    not exist."""
-
-    def __init__(self, epoch_of: EpochOf) -> None:
-        self._epoch_of = epoch_of
-        self._boxes: dict[CursorPlace, _Box] = {}
-        self._letter_came: list[Callable[[CursorPlace], None]] = []
-        self._answer_came: list[tuple[str, Callable[[str], None]]] = []
-
-    def _clear(self) -> float:
-        """Delete inboxes whose time is up, or whose place does not exist. Returns the time."""
-        now = asyncio.get_running_loop().time()
-        for place, box in list(self._boxes.items()):
-            if box.until < now or self._epoch_of(place) is None:
-                del self._boxes[place]
-        return now
-
-    async def post(self, place: CursorPlace, letter_id: str, letter: AnyLetter) -> str | None:
-        epoch, now = self._epoch_of(place), self._clear()
-        if epoch is None:
-            raise Refused("group_not_found", f"the storage has no group {place.group_id} here")
-        box = self._boxes.setdefault(place, _Box())
-        if letter_id in box.answers:
-            return box.answers[letter_id]
-        if epoch > letter.epoch:
-            box.letters.pop(letter_id, None)
-            raise Fenced(f"epoch {letter.epoch} has ended here, it is {epoch}")
-        if letter_id not in box.letters:
-            text = letter.encode()
-            size = len(text) + sum(map(len, box.letters.values()))
-            if len(box.letters) >= limits.INBOX_LETTERS_MAX or size > limits.INBOX_BYTES_MAX:
-                raise Refused("overloaded", "too much waits for the owner of this partition")
-            box.letters[letter_id] = text
-        box.until = now + limits.LETTERS_KEPT_S
-        for came in self._letter_came:
-            asyncio.get_running_loop().call_soon(came, place)
-        await asyncio.sleep(0)
-        return None
-
-    async def letters(self, place: CursorPlace) -> list[tuple[str, bytes]]:
-        self._clear()
-        await asyncio.sleep(0)
-        box = self._boxes.get(place)
-        return list(box.letters.items()) if box is not None else []
-
-    async def places(self, queue_id: str) -> list[CursorPlace]:
-        self._clear()
-        await asyncio.sleep(0)
-        return [
-            place
-            for place, box in self._boxes.items()
-            if place.partition.queue_id == queue_id and box.letters
-        ]
-
-    async def answer(
-        self, place: CursorPlace, answers: Mapping[str, str], epoch: int | None
-    ) -> bool:
-        now, newest = self._clear(), self._epoch_of(place)
-        if newest is None or epoch not in (None, newest):
-            return False
-        box = self._boxes.setdefault(place, _Box())
-        for letter_id, said in answers.items():
-            box.letters.pop(letter_id, None)
-            box.answers.setdefault(letter_id, said)
-            for asker, came in self._answer_came:
-                if asker == letter_id[:ASKER_CHARS]:
-                    asyncio.get_running_loop().call_soon(came, letter_id)
-        while len(box.answers) > limits.ANSWERS_KEPT_MAX:
-            box.answers.popitem(last=False)
-        box.until = now + limits.LETTERS_KEPT_S
-        await asyncio.sleep(0)
-        return True
-
-    def on_letter(self, came: Callable[[CursorPlace], None]) -> None:
-        self._letter_came.append(came)
-
-    def on_answer(self, asker: str, came: Callable[[str], None]) -> None:
-        self._answer_came.append((asker, came))
+        queue = self._storage.queues.get(queue_id, [])
+        return [at.log.due_state(at.first_due()) for at in queue]

@@ -12,7 +12,7 @@ The mover knows when the first message of each partition is due, by the storage'
 shared store these may be lost, and another gateway's partitions may become its own, so it also
 looks at every queue now and then.
 
-The wall clock decides what is due. After a jump it is not believed (`push.clock_guard`).
+The wall clock decides what is due. After a jump it is not believed (`push.due`).
 """
 
 import asyncio
@@ -30,8 +30,7 @@ from gateway.delivery.presence import Presence
 from gateway.publish.batch import RECORD_ID_BYTES, expires_unix_ms
 from metadata.catalog import Queue
 from metadata.port import Metadata
-from push.clock_guard import DOUBT_S, ClockGuard
-from push.due import DueMessage, ticket_text
+from push.due import DOUBT_S, ClockGuard, DueMessage, ticket_text
 from push.errors import TocsinError
 from push.histogram import Histogram
 from push.message import Message, encode_message

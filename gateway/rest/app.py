@@ -42,7 +42,6 @@ from gateway.rest.routes import (
     messages,
     pull,
     queues,
-    scheduled,
     sessions,
     status,
 )
@@ -59,7 +58,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *groups.OPERATIONS,
     *pull.OPERATIONS,
     *keys.OPERATIONS,
-    *scheduled.OPERATIONS,
     *sessions.OPERATIONS,
     *access.OPERATIONS,
     *status.OPERATIONS,

@@ -9,7 +9,7 @@ from push import limits
 from push.errors import Fenced, Refused
 from push.letters import ASKER_CHARS, PERHAPS, SETTLED, STALE, Inbox, Letter, Unpark, letter_of
 from push.places import CursorPlace
-from storage.memory import MemoryInbox, MemoryStorage
+from storage.memory import MemoryStorage
 from storage.redis.connection import Address
 from storage.redis.discovery import fixed
 from storage.redis.ops.provision import provision
@@ -17,6 +17,7 @@ from storage.redis.shard import Marks, RedisShard, Settings
 from storage.redis.store import RedisStorage
 from tests.contract.stores import G0, P0, P1, TOKEN, Clock, with_group
 from tests.memory import in_memory
+from tests.memory_inbox import MemoryInbox
 from tests.servers.binaries import Binary
 from tests.servers.layouts import single
 from tests.servers.node import Node

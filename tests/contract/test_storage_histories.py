@@ -171,7 +171,7 @@ class Histories(RuleBasedStateMachine):
             self.stores.reopen()
             self.model.restart()
             self.stores.forget_refused(self.queue_id)
-            for at in self.stores.memory._queues[self.queue_id]:
+            for at in self.stores.memory.queues[self.queue_id]:
                 for line in at.lines.values():
                     line.order = SendingOrder()
 
@@ -302,7 +302,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def looks_the_same(self) -> None:
-        if self.partition.queue_id not in self.stores.memory._queues:
+        if self.partition.queue_id not in self.stores.memory.queues:
             return
         (state,) = self.each("partitions", self.queue_id)
         assert (state.start, state.end) == (self.model.start(), self.model.next_offset)

@@ -15,11 +15,12 @@ from metadata.port import Metadata
 from push.errors import TocsinError
 from push.places import CursorPlace, Partition
 from push.storage_port import DueStore, Owned, Storage, WakeUp
-from storage.memory import MemoryInbox, MemoryStorage
+from storage.memory import MemoryStorage
 from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
 from tests.histories.house import House, Session
 from tests.mad import Mad, MadMetadata
+from tests.memory_inbox import MemoryInbox
 from tests.waiting import becomes
 
 

@@ -19,7 +19,7 @@ class Witness(Session):
         super().send(frame)
         last = self.frames[-1]
         if last["type"] == "push":
-            (at,) = self._house.memory._queues[self._house.find().queue_id]
+            (at,) = self._house.memory.queues[self._house.find().queue_id]
             (cursor,) = at.cursors.values()
             self.unsettled += [n for n in offsets_of(last) if n >= cursor.floor]
 

@@ -1,4 +1,4 @@
-"""Scheduled messages over HTTP (R32): list, show, cancel, change; ids, errors, rights (P11, P12)."""
+"""Scheduled messages over HTTP (R32): lists, changes, ids, errors, rights (P11, P12)."""
 
 import asyncio
 import time

@@ -9,7 +9,7 @@ import pytest
 from gateway.publish.batch import PendingPublish, Ticket
 from gateway.publish.mover import Mover
 from push import limits
-from push.clock_guard import DOUBT_S
+from push.due import DOUBT_S
 from push.errors import TocsinError
 from push.message import Message
 from tests.histories.gateways import Town, town

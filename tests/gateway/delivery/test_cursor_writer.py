@@ -167,7 +167,7 @@ async def test_a_stop_writes_what_was_settled(house: House) -> None:
     places = [place for place, _, _ in await session.take(3)]
     consumer.ack(delivery(places[1]), [], None)
     await house.broker.stop()
-    (at,) = house.memory._queues[queue.queue_id]
+    (at,) = house.memory.queues[queue.queue_id]
     (cursor,) = at.cursors.values()
     assert list(cursor.passed) == [(1, 1)]
 

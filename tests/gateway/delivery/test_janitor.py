@@ -31,7 +31,7 @@ async def test_a_full_queue_has_room_soon_after_it_was_consumed(hasty: House) ->
     assert await hasty.publish(queue, numbered(1)) == ["queue_full"]
     await asyncio.sleep(0.05)  # the look that the append called for is over
     await hasty.confirm(consumer, [[*given[0][0], 2]])
-    memory = hasty.memory._queues[queue.queue_id][0]
+    memory = hasty.memory.queues[queue.queue_id][0]
     await eventually(lambda: memory.log.messages == 0)
     assert await hasty.publish(queue, numbered(1)) == [(0, 3, False)]
 
@@ -59,7 +59,7 @@ async def test_what_only_one_group_pinned_goes_with_it(hasty: House, end: str) -
     session, consumer = await hasty.subscribe(queue, other)
     given = await session.take(3)
     await hasty.confirm(consumer, [[*given[0][0], 2]])
-    memory = hasty.memory._queues[queue.queue_id][0]
+    memory = hasty.memory.queues[queue.queue_id][0]
     await asyncio.sleep(0.05)
     assert memory.log.messages == 3
     if end == "delete":
@@ -90,7 +90,7 @@ async def test_a_round_that_fails_is_not_the_last(
     owned = next(iter(consumer.owned_partitions.values()))
     place_of = owned.partition
     hasty.broker.janitor.touched(place_of)
-    memory = hasty.memory._queues[place_of.queue_id][0]
+    memory = hasty.memory.queues[place_of.queue_id][0]
     await eventually(lambda: memory.log.messages == 0)
 
 

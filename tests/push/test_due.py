@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.clock_guard import DOUBT_S, JUMP_S, ClockGuard
+from push.due import DOUBT_S, JUMP_S, ClockGuard
 
 YEAR_S = 365 * 86_400.0
 
