@@ -18,6 +18,7 @@ from gateway.delivery.cursor_writer import CursorWriter
 from gateway.delivery.dead_letters import DeadLetters
 from gateway.delivery.groups import Groups
 from gateway.delivery.janitor import Expiry, Janitor, OrphanedLetters
+from gateway.delivery.mover import Mover
 from gateway.delivery.overflow import Overflow
 from gateway.delivery.owned_partition import DeliveryContext
 from gateway.delivery.presence import Availability
@@ -48,7 +49,6 @@ from gateway.publish.batch import (
     any_storable,
     missing_queue,
 )
-from gateway.publish.mover import Mover
 from gateway.publish.publisher import Publisher, Tombstones
 from gateway.publish.tail import Tail
 from gateway.stores.backup import Backups

@@ -45,13 +45,13 @@ class DueMessage:
     partition: Partition
     number: int
     version: int
-    """Number of changes so far. Whoever moves or changes it names the version that he has seen."""
+    """Number of changes so far. A move or a change names the version that its caller has seen."""
     due_unix_ms: int
     published_unix_ms: int
     key_hash: int
     id_hash: int
     digest: bytes
-    """What deduplication remembers of the client id; NO_DIGEST: there is none."""
+    """Digest by which deduplication remembers the client id; NO_DIGEST: there is none."""
     payload: bytes
     """The message's JSON."""
 

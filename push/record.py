@@ -77,8 +77,8 @@ class Header:
     deliver_at_unix_ms: "array[int]"
     priorities: bytes
     id_hashes: "array[int]" = field(default_factory=_nothing)
-    """Hashes of the client ids alone, without the keys, for whoever looks for an id and does not
-    know its key. Only beside `deliver_at_unix_ms`."""
+    """Hashes of the client ids alone, without the keys, to find an id whose key is not known. Only
+    beside `deliver_at_unix_ms`."""
 
     @property
     def count(self) -> int:

@@ -63,8 +63,8 @@ class ScheduledList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Value for `after` to go on; left out if there are no more."""
 
 
-class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a scheduled message becomes: another time, another content, or both. What is left out
+class ScheduledChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Change of a scheduled message: another time, another content, or both. What is left out
     stays. A body takes the place of the whole content (body, `content_type`, headers, `ttl_s`)."""
 
     deliver_at_unix_ms: int | None = None
@@ -185,7 +185,12 @@ class ScheduledMessages:
         return shown
 
     async def change(
-        self, queue: Queue, message_id: str, key: str | None, change: Change, may_change: May
+        self,
+        queue: Queue,
+        message_id: str,
+        key: str | None,
+        change: ScheduledChange,
+        may_change: May,
     ) -> ScheduledMessage:
         """Give a message another time, another content, or both; returns what it is now, without
         its content. With a time that has passed, it comes at once.

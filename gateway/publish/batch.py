@@ -48,7 +48,7 @@ forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class DueTicket:
     """The place of a message that waits until it is due, or did so: its number in the partition's
     due store. `due_unix_ms`: when it is due; 0: that is not known, because it is a duplicate."""
 
@@ -58,7 +58,7 @@ class Ticket:
     duplicate: bool
 
 
-Outcome = tuple[int, int] | tuple[int, int, bool] | Ticket | TocsinError
+Outcome = tuple[int, int] | tuple[int, int, bool] | DueTicket | TocsinError
 """Outcome of a message, as in a receipt: (partition, offset) if it is new, (partition, offset,
 True) if it was stored before, its ticket if it is scheduled, or the error for which it is not
 stored."""
@@ -182,7 +182,7 @@ class PendingPublish:
         outcome = self.outcomes[index]
         if given is not None or isinstance(outcome, TocsinError):
             return given or ""
-        if isinstance(outcome, Ticket):
+        if isinstance(outcome, DueTicket):
             return ticket_text(self.id_prefix, outcome.partition, outcome.number)
         return f"{self.id_prefix}{outcome[0]}-{outcome[1]}"
 
@@ -202,7 +202,7 @@ class PendingPublish:
                 logger.exception("an answer to a publish could not be given")
 
 
-def receipt_fields(outcome: Ticket | TocsinError, id_prefix: str) -> dict[str, object]:
+def receipt_fields(outcome: DueTicket | TocsinError, id_prefix: str) -> dict[str, object]:
     """Return the fields of a message's receipt that is no place in the log. `id_prefix`: as in
     `PendingPublish`."""
     if isinstance(outcome, TocsinError):
@@ -216,9 +216,9 @@ def receipt_fields(outcome: Ticket | TocsinError, id_prefix: str) -> dict[str, o
     return {**fields, "duplicate": True} if outcome.duplicate else fields
 
 
-def is_duplicate(outcome: tuple[int, int] | tuple[int, int, bool] | Ticket) -> bool:
+def is_duplicate(outcome: tuple[int, int] | tuple[int, int, bool] | DueTicket) -> bool:
     """Whether a message was stored before."""
-    return outcome.duplicate if isinstance(outcome, Ticket) else len(outcome) > 2
+    return outcome.duplicate if isinstance(outcome, DueTicket) else len(outcome) > 2
 
 
 class Run:
@@ -499,7 +499,7 @@ class OpenRecord:
         self.route = route
         self.partition = partition
         self.slot = (partition, is_due)
-        """What it is open for: one record at a time for each partition and kind."""
+        """Slot of the record: one is open at a time for each partition and kind."""
         self.backlog = backlog
         """The lane's backlog. The record's messages count in it until their commit has ended."""
         self.builder = RecordBuilder()
@@ -616,7 +616,7 @@ class OpenRecord:
         number = self.partition.number
         if isinstance(outcome, Scheduled):
             due = 0 if outcome.duplicate else dues[place]
-            return Ticket(number, outcome.number, due, outcome.duplicate)
+            return DueTicket(number, outcome.number, due, outcome.duplicate)
         return outcome_at(number, outcome, self.route.queue)
 
 
@@ -646,7 +646,7 @@ class Commit:
         self.batch = batch
         self.began = began
         self.ticket: int | None = None
-        """Ticket of the lane's breaker; None if it gave none."""
+        """DueTicket of the lane's breaker; None if it gave none."""
         self.is_share = is_share
         """Whether any queue may be in it. False: only light ones are, beside such a commit."""
         self.lane = lane

@@ -293,9 +293,7 @@ def read_states(connection: sqlite3.Connection, queue_id: str) -> list[DueState]
             "SELECT min(due_unix_ms) FROM due INDEXED BY due_in_order WHERE store = ?",
             (log.due_store,),
         ).fetchone()
-        states.append(
-            DueState(log.partition, log.due_messages, log.due_bytes, log.due_next, first_unix_ms)
-        )
+        states.append(log.due_state(first_unix_ms))
     return states
 
 

@@ -120,7 +120,7 @@ def append(
     messages_max: int = 0,
     bytes_max: int = 0,
     message_bytes_max: int = 0,
-    due: Sequence[int] = (),
+    due: Sequence[float] = (),
     id_hashes: Sequence[int] = (),
     due_messages_max: int = 0,
     due_bytes_max: int = 0,

@@ -96,7 +96,12 @@ async def test_many_that_are_due_at_once_are_listed_once_each(house: House) -> N
 
 
 async def test_one_is_shown_with_its_content(house: House) -> None:
-    fields = {"headers": {"a": "b"}, "ttl_s": 60.0, "content_type": "text/x", "sent_unix_ms": 5}
+    fields: dict[str, Any] = {
+        "headers": {"a": "b"},
+        "ttl_s": 60.0,
+        "content_type": "text/x",
+        "sent_unix_ms": 5,
+    }
     await publish(house, later({"deep": [1]}, id="x", **fields))
     status, shown = await ask(house, "GET", "/scheduled/x?key=k")
     assert status == 200

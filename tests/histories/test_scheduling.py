@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.publish.batch import PendingPublish, Ticket
-from gateway.publish.mover import Mover
+from gateway.delivery.mover import Mover
+from gateway.publish.batch import DueTicket, PendingPublish
 from push import limits
 from push.due import DOUBT_S
 from push.errors import TocsinError
@@ -53,7 +53,7 @@ async def test_a_delayed_message_comes_when_it_is_due_and_not_before(town: Town)
     session, _ = await one.consumer(await town.group(**LONG))
     loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
     (ticket,) = await outcomes(one, message("late", delay_s=10.5))
-    assert isinstance(ticket, Ticket)
+    assert isinstance(ticket, DueTicket)
     assert abs(ticket.due_unix_ms / 1000 - clocks.wall() - 10.5) < 1
     await outcomes(one, message("now"))
     await session.take(2)
@@ -131,7 +131,7 @@ async def test_bad_times_are_refused_alone(town: Town) -> None:
     assert [isinstance(one, TocsinError) and one.code.name for one in found[:6]] == (
         ["invalid_message"] * 6
     )
-    assert [type(one) for one in found[6:]] == [Ticket, Ticket, tuple]
+    assert [type(one) for one in found[6:]] == [DueTicket, DueTicket, tuple]
 
 
 @town(1)
@@ -147,7 +147,7 @@ async def test_a_resend_has_the_first_ticket_before_and_after_the_move(town: Tow
     await session.take(1)
     (after,) = await outcomes(one, message("x", id="i", delay_s=5), **producer)
     for each in (again, by_id, after):
-        assert each == Ticket(0, first.number, 0, duplicate=True)
+        assert each == DueTicket(0, first.number, 0, duplicate=True)
     assert session.bodies == ["x"]
 
 

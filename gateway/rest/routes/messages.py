@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from gateway.broker import Broker
 from gateway.deliverylog.log import origin_of_request
-from gateway.operator.scheduled import Change, May, ScheduledList, ScheduledMessage
-from gateway.publish.batch import PendingPublish, Ticket, receipt_fields
+from gateway.operator.scheduled import May, ScheduledChange, ScheduledList, ScheduledMessage
+from gateway.publish.batch import DueTicket, PendingPublish, receipt_fields
 from gateway.rest.accounting import act_of, counter_of, hash_text
 from gateway.rest.operation import (
     Answer,
@@ -158,7 +158,7 @@ def _results(answer: PendingPublish) -> list[Mapping[str, object]]:
     for index, outcome in enumerate(answer.outcomes):
         if isinstance(outcome, TocsinError):
             results.append({"error": error_fields(outcome)})
-        elif isinstance(outcome, Ticket):
+        elif isinstance(outcome, DueTicket):
             fields = {"duplicate": False, **receipt_fields(outcome, answer.id_prefix)}
             results.append({"id": answer.ids(index), **fields})
         else:
@@ -177,7 +177,7 @@ def _results(answer: PendingPublish) -> list[Mapping[str, object]]:
 # --- Scheduled messages ---------------------------------------------------------------------------
 
 LIST_DEFAULT: Final = 100
-_CHANGE: Final = msgspec.json.Decoder(Change)
+_CHANGE: Final = msgspec.json.Decoder(ScheduledChange)
 
 
 async def list_scheduled(broker: Broker, request: Request) -> Response:
@@ -292,7 +292,7 @@ _SCHEDULED: Final = (
         change_scheduled,
         {200: Answer("The message as it is now.", ScheduledMessage)},
         needs="publish or manage",
-        request=Change,
+        request=ScheduledChange,
         query=(_KEY,),
         errors=(
             *_FIND,

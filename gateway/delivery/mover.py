@@ -6,7 +6,7 @@ while all of them wait (`push.storage_port.DueStore.move`). It needs no epoch.
 
 A message becomes a message of the log: its form names its ticket as its id if the client gave none,
 and it expires by the time of the move. Its record has many messages, in the order of (due time,
-number). Consumers are told of it as of what another gateway has published.
+number). Consumers get it as they get what another gateway has published.
 
 The mover knows when the first message of each partition is due, by the storage's notices. Over a
 shared store these may be lost, and another gateway's partitions may become its own, so it also
@@ -42,8 +42,8 @@ logger = logging.getLogger("tocsin.mover")
 MESSAGES_PER_MOVE: Final = 200
 BYTES_PER_MOVE: Final = 512 * 1024
 PARTITIONS_AT_ONCE: Final = 8
-"""Number of partitions that are moved from at the same time. What fell due while nobody ran is
-moved by so many at a time, and live messages go between."""
+"""Largest number of partitions that are moved from at the same time, so that what fell due while
+nobody ran leaves room to live messages."""
 LOOK_S: Final = 1.0
 """Seconds between two looks at the clock, and at some queues if others work on the store too."""
 QUEUES_PER_LOOK: Final = 20
