@@ -57,8 +57,8 @@ def receipts(sent: Sent, *outcomes: wire.PublishAnswer) -> wire.Ok:
     return wire.Ok(ref=sent.ref, receipts=list(outcomes))
 
 
-def refusal(code: str, retry: bool = True) -> wire.ErrorBody:
-    return wire.ErrorBody(code, "", retry)
+def refusal(code: str, retry: bool = True) -> wire.AnswerBody:
+    return wire.AnswerBody(code, "", retry)
 
 
 def test_what_is_put_off_is_counted_once_by_its_reason() -> None:
@@ -72,7 +72,7 @@ def test_what_is_put_off_is_counted_once_by_its_reason() -> None:
     assert harness.lane.deferred == {"overloaded": 2}
     for later in (10.0, 20.0):
         (again,) = harness.take(later)
-        whole = wire.ErrorBody("rate_limited", "", True).exception()
+        whole = wire.AnswerBody("rate_limited", "", True).exception()
         harness.lane.on_refusal(again.ref, whole, now=later)
     assert harness.lane.deferred == {"overloaded": 2}
     (again,) = harness.take(100.0)
@@ -80,7 +80,7 @@ def test_what_is_put_off_is_counted_once_by_its_reason() -> None:
     harness.add("d")
     (again,) = harness.take(100.0)
     harness.lane.on_refusal(
-        again.ref, wire.ErrorBody("rate_limited", "", True).exception(), now=100.0
+        again.ref, wire.AnswerBody("rate_limited", "", True).exception(), now=100.0
     )
     assert harness.lane.deferred == {"overloaded": 2, "rate_limited": 1}
 
@@ -202,7 +202,7 @@ def test_backoff_grows_and_is_bounded_and_the_brokers_advice_counts() -> None:
     assert pauses[0] < 0.1
     assert 0.5 * BACKOFF_S_MAX <= pauses[-1] <= 1.5 * BACKOFF_S_MAX
     (sent,) = harness.take(now)
-    advice = wire.ErrorBody("overloaded", "", True, 60.0)
+    advice = wire.AnswerBody("overloaded", "", True, 60.0)
     harness.lane.on_answer(receipts(sent, advice), now=now)
     assert harness.lane.next_deadline() == now + 60.0
 
@@ -250,7 +250,7 @@ def test_what_is_over_a_limit_in_a_frame_comes_again_in_frames_of_what_passes_at
     for text in "abcdefgh":
         harness.add(text)
     (sent,) = harness.take()
-    over = wire.ErrorBody("rate_limited", "", True, 2.0)
+    over = wire.AnswerBody("rate_limited", "", True, 2.0)
     harness.lane.on_answer(receipts(sent, [0, 0], [0, 1], [0, 2], *[over] * 5), now=0.0)
     due = harness.lane.next_deadline()
     assert due is not None
