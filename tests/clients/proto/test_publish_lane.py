@@ -2,6 +2,7 @@
 key overtakes another and none is lost (R6, R7, P1, P3, P4)."""
 
 import itertools
+from datetime import UTC, datetime
 from random import Random
 
 import hypothesis.strategies as st
@@ -134,6 +135,46 @@ def test_a_receipt_names_place_and_durability() -> None:
     harness.lane.on_answer(answer, now=0.0)
     assert ticket.outcomes == [Receipt("q-1-4-120", 4, 120, True, wire.Durability("all", 3))]
     assert harness.lane.resolved == 1
+
+
+def test_the_receipt_of_a_scheduled_message_has_a_ticket_and_a_time() -> None:
+    harness = Harness()
+    nameless, named, early = (harness.add(text) for text in "abc")
+    (sent,) = harness.take()
+    ticket = wire.AnswerBody(partition=4, ticket="q-1-4-t7", due_unix_ms=1_764_000_000_001)
+    again = wire.AnswerBody(partition=4, ticket="q-1-4-t2", duplicate=True)
+    answer = wire.Ok(
+        ref=sent.ref,
+        receipts=[ticket, again, [4, 120]],
+        durability=wire.Durability("all", 3),
+        id_prefix="q-1-",
+    )
+    harness.lane.on_answer(answer, now=0.0)
+    first, second, third = (receipt_of(one) for one in (nameless, named, early))
+    assert (first.id, first.partition, first.offset) == ("q-1-4-t7", 4, None)
+    assert first.due == datetime(2025, 11, 24, 16, 0, 0, 1000, tzinfo=UTC)
+    assert (first.is_scheduled, first.duplicate) == (True, False)
+    assert (second.ticket, second.due, second.duplicate) == ("q-1-4-t2", None, True)
+    assert (third.is_scheduled, third.ticket, third.due) == (False, None, None)
+    assert b"ticket" not in msgspec.json.encode(third)
+    assert harness.lane.resolved == 3
+
+
+def receipt_of(ticket: BatchTicket) -> Receipt:
+    """Return the only outcome of a publish."""
+    (outcome,) = ticket.outcomes
+    assert isinstance(outcome, Receipt)
+    return outcome
+
+
+def test_an_answer_without_meaning_is_asked_for_again() -> None:
+    harness = Harness()
+    ticket = harness.add("a")
+    (sent,) = harness.take()
+    harness.lane.on_answer(receipts(sent, wire.AnswerBody()), now=0.0)
+    assert ticket.outcomes == [None]
+    (again,) = harness.take(100.0)
+    assert again.sequence == sent.sequence
 
 
 def test_a_final_refusal_ends_only_its_message() -> None:
