@@ -16,6 +16,7 @@ from tocsin.cli.main import cli
 from tocsin.proto.connect_policy import Transport
 
 from loadtests.server import Server
+from tests.clients.test_readme import URL, example
 from tests.system.talk import running
 
 WAIT_S = 60.0
@@ -166,29 +167,27 @@ def test_the_blocking_client_has_the_same_calls(server: Server) -> None:
 
 
 def test_the_command_schedules_lists_moves_and_cancels(server: Server) -> None:
-    assert run(server, "queue", "create", "reminders", "--partitions", "1").exit_code == 0
-    assert run(server, "scheduled", "list", "reminders").output == (
-        "Nothing is scheduled in reminders.\n"
-    )
-    publish = ("publish", "reminders", '"call back"', "--key", "user-7", "--id", "31")
+    assert run(server, "queue", "create", "notes", "--partitions", "1").exit_code == 0
+    assert run(server, "scheduled", "list", "notes").output == ("Nothing is scheduled in notes.\n")
+    publish = ("publish", "notes", '"call back"', "--key", "user-7", "--id", "31")
     done = run(server, *publish, "--delay", "2h")
     assert done.output.startswith("Scheduled for 20")
     assert "(in 2h)" in done.output or "(in 1h 59m)" in done.output
     assert "Scheduled before" in run(server, *publish, "--delay", "2h").output
     at = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    done = run(server, "publish", "reminders", "1", "--at", at, "--json")
+    done = run(server, "publish", "notes", "1", "--at", at, "--json")
     ticket = json.loads(done.output)["ticket"]
-    listed = run(server, "scheduled", "list", "reminders").output.splitlines()
+    listed = run(server, "scheduled", "list", "notes").output.splitlines()
     assert listed[0].split() == ["DUE", "IN", "KEY", "ID", "BYTES", "BODY"]
     assert listed[1].endswith('"call back"')
     assert ticket in listed[2]
-    as_json = run(server, "scheduled", "list", "reminders", "--json", "--key", "user-7")
+    as_json = run(server, "scheduled", "list", "notes", "--json", "--key", "user-7")
     (one,) = map(json.loads, as_json.output.splitlines())
     assert (one["id"], one["key"], one["body"]) == ("31", "user-7", "call back")
     assert "There are more: 2 messages" in run(
-        server, "scheduled", "list", "reminders", "-n", "1"
+        server, "scheduled", "list", "notes", "-n", "1"
     ).output  # fmt: skip
-    named = ("reminders", "31", "--key", "user-7")
+    named = ("notes", "31", "--key", "user-7")
     assert "is due at" in run(server, "scheduled", "move", *named, "--delay", "1d").output
     shown = run(server, "scheduled", "show", *named).output
     assert "user-7" in shown
@@ -207,6 +206,15 @@ def test_the_command_says_what_to_do_about_an_id(server: Server) -> None:
     run(server, "scheduled", "cancel", "errors", "x", "--key", "a")
     gone = run(server, "scheduled", "move", "errors", "x", "--key", "a", "--delay", "1h")
     assert (gone.exit_code, "publish it with another id" in gone.output) == (1, True)
+
+
+def test_the_example_of_the_readme_runs(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    code = example("cancel_scheduled")
+    program = compile(code.replace(URL, server.url), "README.md", "exec")
+    exec(program, {"__name__": "__main__"})
+    published, listed = capsys.readouterr().out.splitlines()
+    assert "-t0 20" in published
+    assert listed.endswith(" user-7 call")
 
 
 def test_lines_are_scheduled_too(server: Server, tmp_path: Path) -> None:

@@ -517,6 +517,7 @@ class LaneMachine(RuleBasedStateMachine):
             outcome = ticket.outcomes[0]
             assert outcome is not None
             if isinstance(outcome, Receipt):
+                assert outcome.offset is not None
                 assert self.broker.logs[outcome.partition][outcome.offset] == sequence, "P1"
             elif not isinstance(outcome, PublishTimeout):
                 assert all(sequence not in log for log in self.broker.logs.values()), "P2"

@@ -121,7 +121,7 @@ def when_options(command: CommandT) -> CommandT:
         "--at",
         type=future_time,
         metavar="TIME",
-        help="Not before it, like 2026-11-21T09:30.",
+        help="Not before this time, as 2026-11-21T09:30.",
     )
     delay = click.option("--delay", type=duration, help="Not before this long from now, like 2h.")
     return delay(at(command))

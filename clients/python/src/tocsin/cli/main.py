@@ -83,7 +83,7 @@ _ABOUT_SCHEDULED: Final = {
     "cancelled": "To schedule it anew, publish it with another id.",
     "schedule_full": "Cancel some of it, or raise the queue's setting.",
 }
-"""What to do after an error about a scheduled message, by its code."""
+"""The advice after an error about a scheduled message, by its code."""
 
 
 def explain(error: TocsinError) -> str:

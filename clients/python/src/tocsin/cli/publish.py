@@ -119,23 +119,7 @@ def publish(
         return
     if options["name"] is not None or options["text"]:
         raise click.UsageError("--id and --text need a BODY.")
-    is_json = options["form"] == "json" or bool(options["key_field"] or options["id_field"])
-    if is_json and options["form"] == "lines":
-        raise click.UsageError(
-            "--key-field and --id-field need JSON. Give --json-lines, not --lines."
-        )
-    if options["key"] is not None and options["key_field"] is not None:
-        raise click.UsageError("Give --key or --key-field, not both.")
-    maker = Maker(
-        as_json=is_json,
-        key=options["key"],
-        key_field=options["key_field"],
-        id_field=options["id_field"],
-        headers=headers,
-        ttl_s=options["ttl"],
-        deliver_at=options["at"],
-        delay_s=options["delay"],
-    )
+    maker = _maker_of(headers, options)
     _publish_lines(
         target,
         queue,
@@ -144,6 +128,31 @@ def publish(
         skip=options["on_error"] == "skip",
         timeout_s=options["timeout"],
         as_json=as_json,
+    )
+
+
+def _maker_of(headers: dict[str, str] | None, options: dict[str, Any]) -> Maker:
+    """Return what makes messages of lines by the options of the command.
+
+    Raises:
+        click.UsageError: options contradict each other.
+    """
+    is_json = options["form"] == "json" or bool(options["key_field"] or options["id_field"])
+    if is_json and options["form"] == "lines":
+        raise click.UsageError(
+            "--key-field and --id-field need JSON. Give --json-lines, not --lines."
+        )
+    if options["key"] is not None and options["key_field"] is not None:
+        raise click.UsageError("Give --key or --key-field, not both.")
+    return Maker(
+        as_json=is_json,
+        key=options["key"],
+        key_field=options["key_field"],
+        id_field=options["id_field"],
+        headers=headers,
+        ttl_s=options["ttl"],
+        deliver_at=options["at"],
+        delay_s=options["delay"],
     )
 
 
