@@ -388,7 +388,10 @@ declare class Published {
   readonly publishedUnixMs: number;
   /** The time at which the publisher says that it sent the message; null if it does not say. */
   readonly sentUnixMs: number | null;
-  /** The time at which the message was due; null if it was not scheduled. */
+  /**
+   * The time at which the message was due; null if it was not scheduled. Null, too, if the message
+   * was not pushed but pulled, peeked at, or listed as a dead letter.
+   */
   readonly deliverAtUnixMs: number | null;
 }
 
