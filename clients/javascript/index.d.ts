@@ -928,7 +928,8 @@ export class Client extends EventTarget {
     options?: { key?: string; limit?: number; after?: string },
   ): Promise<ScheduledList>;
   /**
-   * Return a scheduled message, by its id and its key, or by its ticket alone.
+   * Return a scheduled message, by its id and its key, or by its ticket alone. An id that holds a
+   * slash, or is "." or "..", cannot be named; then use the ticket.
    *
    * @throws NotFound: no message of this id is scheduled. Conflict: it is due already, or
    *     cancelled, or messages of several keys have this id.

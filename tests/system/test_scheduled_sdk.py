@@ -139,6 +139,10 @@ async def test_what_is_wrong_with_an_id_is_a_typed_error(server: Server) -> None
             await client.change_scheduled("wrong", "x", key="b", delay_s=1)
         with pytest.raises(tocsin.QueueNotFound):
             await client.scheduled("nowhere")
+        slashed = await client.publish("wrong", 1, id="a/b", delay_s=HOUR_S)
+        with pytest.raises(tocsin.InvalidRequest, match="name the message by its ticket"):
+            await client.cancel_scheduled("wrong", "a/b")
+        assert (await client.cancel_scheduled("wrong", slashed.ticket or "")).id == "a/b"
 
 
 async def test_a_body_that_python_cannot_hold_hides_no_other(server: Server) -> None:

@@ -290,6 +290,11 @@ export class HttpCalls extends EventTarget {
   }
 
   async #scheduled(method, queue, id, key, body) {
+    if (typeof id === "string" && (id.includes("/") || ["", ".", ".."].includes(id))) {
+      const shown = JSON.stringify(id);
+      const detail = `${shown} cannot be named in a path; name the message by its ticket`;
+      throw new InvalidRequest("invalid_request", detail);
+    }
     const path = pathTo("queues", queue, "scheduled", id) + queryOf({ key });
     return new ScheduledMessage(objectOf(await this.request(method, path, body)));
   }

@@ -315,4 +315,5 @@ test("scheduled messages are listed, shown, changed and cancelled", async () => 
   await assert.rejects(client.cancelScheduled(queue, "nobody"), NotFound);
   await assert.rejects(client.changeScheduled(queue, "é? 1", { key: "k1" }), InvalidRequest);
   await assert.rejects(client.changeScheduled(queue, "é? 1", { id: "x" }), InvalidRequest);
+  await assert.rejects(client.cancelScheduled(queue, "a/b"), /name the message by its ticket/);
 });

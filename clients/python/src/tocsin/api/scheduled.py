@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tocsin.errors import InvalidRequest
 from tocsin.io.requests import TIMEOUT_S, decoded_as, path_to, query_of
 from tocsin.proto import wire
 from tocsin.proto.message import Published
@@ -101,8 +102,9 @@ _ONE: Final = msgspec.json.Decoder(_Scheduled)
 class ScheduledCalls(ABC):
     """The calls of `Client` and `Http` on scheduled messages.
 
-    A message is named by its id and its key, or by its ticket alone. Each call raises CannotConnect
-    if no broker answers, and otherwise the broker's error.
+    A message is named by its id and its key, or by its ticket alone. An id that holds a slash, or
+    is "." or "..", cannot be named in a path, so its message is named by the ticket. Each call
+    raises CannotConnect if no broker answers, and otherwise the broker's error.
     """
 
     @abstractmethod
@@ -225,4 +227,8 @@ class ScheduledCalls(ABC):
 
 
 def _path_to_one(queue: str, id: str, key: str | None) -> str:
+    if "/" in id or id in ("", ".", ".."):
+        raise InvalidRequest(
+            "invalid_request", f"{id!r} cannot be named in a path; name the message by its ticket"
+        )
     return path_to("queues", queue, "scheduled", id) + query_of({"key": key})

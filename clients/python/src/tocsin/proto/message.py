@@ -95,7 +95,8 @@ class Published:
 
     @property
     def deliver_at_unix_ms(self) -> int | None:
-        """The time at which the message was due, in Unix milliseconds; None if it was not scheduled.
+        """The time at which the message was due, in Unix milliseconds; None if it was not
+        scheduled.
 
         None, too, if the message was not pushed but pulled, peeked at, or listed as a dead letter.
         """
