@@ -118,6 +118,17 @@ export interface NewMessage {
   contentType?: string | null;
   /** A time of your own, which travels with the message unchanged. */
   sentUnixMs?: number | null;
+  /**
+   * The time before which the message is not delivered. One that has passed means at once. Not
+   * together with `delayS`.
+   */
+  deliverAt?: Date | null;
+  /**
+   * The same in seconds, up to 400 days, from the moment at which the broker receives the message.
+   * If the client sends the message again after a lost connection, it keeps its first ticket and
+   * time, if the broker had stored it. Otherwise the delay counts from the resend.
+   */
+  delayS?: number | null;
 }
 
 export interface PublishOptions extends Omit<NewMessage, "body"> {
@@ -130,10 +141,21 @@ export interface Receipt {
   /** The publisher's id, or the name that the broker made; null if the broker gave none. */
   readonly id: string | null;
   readonly partition: number;
-  readonly offset: number;
+  /** The offset in the partition; null if the message is scheduled, and only then. */
+  readonly offset: number | null;
   /** Whether the message was stored before, by an earlier publish under the same id or sequence. */
   readonly duplicate: boolean;
   readonly durability: { readonly level: string; readonly copies: number };
+  /** Whether the message waits until it is due. */
+  readonly isScheduled: boolean;
+  /**
+   * The name of a scheduled message in `cancelScheduled` and `changeScheduled`; null for any other.
+   */
+  readonly ticket: string | null;
+  /** The time at which a scheduled message is due; null for any other one, and for a duplicate. */
+  readonly dueUnixMs: number | null;
+  /** The same as a Date. */
+  readonly due: Date | null;
 }
 
 export type Start = "earliest" | "latest" | Date;
@@ -342,8 +364,8 @@ export interface ReadOptions {
     | ((error: PositionUnknown) => "earliest" | "latest");
 }
 
-/** The content of a message. */
-declare class Content {
+/** The part of a message that its publisher gave, and where it came from. */
+declare class Published {
   /** The routing and ordering key. Null means that the message has no promised order. */
   readonly key: string | null;
   /**
@@ -359,19 +381,28 @@ declare class Content {
   readonly contentType: string | null;
   /** The publisher's headers; empty if it gave none. */
   readonly headers: Record<string, string>;
-  /** The publisher's id, or a name made of the message's place. */
+  /** The publisher's id. Without one, a name made of the message's place, or its ticket. */
   readonly id: string;
   readonly partition: number;
+  /** The time at which the broker accepted the message. */
+  readonly publishedUnixMs: number;
+  /** The time at which the publisher says that it sent the message; null if it does not say. */
+  readonly sentUnixMs: number | null;
+  /**
+   * The time at which the message was due; null if it was not scheduled. Null, too, if the message
+   * was not pushed but pulled, peeked at, or listed as a dead letter.
+   */
+  readonly deliverAtUnixMs: number | null;
+}
+
+/** The content of a message that is in a log. */
+declare class Content extends Published {
   /** The offset of the message in its partition. */
   readonly offset: number;
   /**
    * The name of the history that the offset counts in. A log and an offset never name two messages.
    */
   readonly log: string;
-  /** The time at which the broker accepted the message. */
-  readonly publishedUnixMs: number;
-  /** The time at which the publisher says that it sent the message; null if it does not say. */
-  readonly sentUnixMs: number | null;
 }
 
 /** A message of a reader. It cannot be settled. */
@@ -543,6 +574,55 @@ export class DeadLetter extends Content {
   readonly attempts: number;
   /** The reason that its last nack gave; null if there was none. */
   readonly nackReason: string | null;
+}
+
+/**
+ * A message that waits until it is due.
+ *
+ * Its content is there only if the caller may read it, and in the answers of `scheduled` and
+ * `scheduledMessage`. Otherwise `body` is null, and of what the publisher gave, only key and id are
+ * known.
+ */
+export class ScheduledMessage extends Published {
+  private constructor();
+  /** Whether the answer has the content of the message. */
+  readonly hasContent: boolean;
+  /** The name that the broker gave to the message; its id, too, if the publisher gave none. */
+  readonly ticket: string;
+  /** The time at which it is due. */
+  readonly dueUnixMs: number;
+  /** The same as a Date. */
+  readonly due: Date;
+  /** The size of the whole message as JSON, in bytes. */
+  readonly size: number;
+  /** The time after which it is no longer delivered, in seconds; null if there is none. */
+  readonly ttlS: number | null;
+}
+
+/** Scheduled messages, the one that is due first in front. */
+export interface ScheduledList {
+  readonly messages: ScheduledMessage[];
+  /** The number of all messages that wait in the queue, of every key. */
+  readonly count: number;
+  /** The value of `after` with which the list goes on; null if there are no more. */
+  readonly next: string | null;
+}
+
+/** What a scheduled message becomes. What is left out stays as it is. */
+export interface ScheduledChange {
+  /** The key of the message that has the id. A ticket needs no key. */
+  key?: string | null;
+  deliverAt?: Date | null;
+  /** The same in seconds from the moment at which the broker receives the call. */
+  delayS?: number | null;
+  /**
+   * Another body. It takes the place of the whole content, so that headers, `ttlS` and
+   * `contentType` that are not given with it are gone.
+   */
+  body?: unknown;
+  headers?: Record<string, string> | null;
+  ttlS?: number | null;
+  contentType?: string | null;
 }
 
 /** A message that was pulled. Settle it by its receipt, through any connection. */
@@ -838,6 +918,47 @@ export class Client extends EventTarget {
     queue: string,
     options?: { key?: string; reason?: string; limit?: number },
   ): Promise<number>;
+
+  /**
+   * Return the scheduled messages that are due first, up to `limit` (100; Infinity: all), of all
+   * keys or of one. `after` goes on where an earlier answer ended, at its `next`.
+   */
+  scheduled(
+    queue: string,
+    options?: { key?: string; limit?: number; after?: string },
+  ): Promise<ScheduledList>;
+  /**
+   * Return a scheduled message, by its id and its key, or by its ticket alone. An id that holds a
+   * slash, or is "." or "..", cannot be named; then use the ticket.
+   *
+   * @throws NotFound: no message of this id is scheduled. Conflict: it is due already, or
+   *     cancelled, or messages of several keys have this id.
+   */
+  scheduledMessage(
+    queue: string,
+    id: string,
+    options?: { key?: string | null },
+  ): Promise<ScheduledMessage>;
+  /**
+   * Cancel a scheduled message, for good; durable when this resolves. Resolves with what it was,
+   * without its content. A publish under its key and id is answered `cancelled` from then on,
+   * within the queue's dedup window.
+   *
+   * @throws the errors of `scheduledMessage`.
+   */
+  cancelScheduled(
+    queue: string,
+    id: string,
+    options?: { key?: string | null },
+  ): Promise<ScheduledMessage>;
+  /**
+   * Give a scheduled message another time, another content, or both; durable when this resolves.
+   * Resolves with what it is now, without its content. It keeps its id and its ticket.
+   *
+   * @throws the errors of `scheduledMessage`. InvalidRequest: neither a time nor a body is given,
+   *     both times are, or one breaks a rule.
+   */
+  changeScheduled(queue: string, id: string, change: ScheduledChange): Promise<ScheduledMessage>;
 
   /**
    * Take messages without a subscription. Waits up to `waitS` seconds (at most 30) for the first

@@ -70,6 +70,7 @@ class Host:
                 for key, receipt in zip(
                     KEYS, await self.client.publish_many(QUEUE, messages), strict=True
                 ):
+                    assert receipt.offset is not None
                     self.keys[receipt.partition, receipt.offset] = key
                 await asyncio.sleep(period_s)
 

@@ -145,7 +145,9 @@ class Stream:
                     ],
                 )
                 number += len(receipts)
-                self.places += [(receipt.partition, receipt.offset) for receipt in receipts]
+                self.places += [
+                    (one.partition, one.offset) for one in receipts if one.offset is not None
+                ]
                 await asyncio.sleep(0.02)
 
         task = asyncio.create_task(publish())

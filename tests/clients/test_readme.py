@@ -46,7 +46,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_example_is_run_here() -> None:
     words = ["async for message in messages:\n                print(message.key", "FilePositions",
-             "SqliteEffects", "blocking"]  # fmt: skip
+             "SqliteEffects", "blocking",
+             "cancel_scheduled"]  # fmt: skip  # run by tests/system/test_scheduled_sdk.py
     assert sorted(map(example, words)) == sorted(EXAMPLES)
 
 

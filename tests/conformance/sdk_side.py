@@ -329,6 +329,9 @@ class SdkReplay(Replay):
 
 def described(got: Any) -> Any:
     """Return the result or error of a call in the words of the format."""
+    if isinstance(got, tocsin.Receipt) and got.is_scheduled:
+        when = {"ticket": got.ticket, "due_unix_ms": got.due_unix_ms}
+        return {"partition": got.partition, **when, "duplicate": got.duplicate}
     if isinstance(got, tocsin.Receipt):
         return {"partition": got.partition, "offset": got.offset, "duplicate": got.duplicate}
     if isinstance(got, tocsin.PublishManyFailed):

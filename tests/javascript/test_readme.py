@@ -72,7 +72,13 @@ def test_the_example_of_a_listener_runs(tmp_path: Path, url: str) -> None:
     assert said == "false null the client has been closed\n"
 
 
+def test_the_example_of_a_scheduled_message_runs(tmp_path: Path, url: str) -> None:
+    (block,) = [block for block in BLOCKS if "cancelScheduled" in block]
+    after = "console.log(messages.map(({ id }) => id), due > new Date()); await client.close();"
+    assert ran(f"{BEFORE}{block}{after}", tmp_path, url) == "[ '31' ] true\n"
+
+
 def test_the_other_example_is_for_a_page() -> None:
-    run = re.compile("const (worker|reader)|client.add")
+    run = re.compile("const (worker|reader)|client.add|cancelScheduled")
     others = [block for block in BLOCKS[1:] if not run.search(block)]
     assert others == ['const client = await connect(undefined, { resume: "worker" });\n']

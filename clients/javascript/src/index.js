@@ -15,7 +15,7 @@
  */
 
 export { Client, connect } from "./api/client.js";
-export { DeadLetter, PeekedMessage, PulledMessage } from "./api/calls.js";
+export { DeadLetter, PeekedMessage, PulledMessage, ScheduledMessage } from "./api/calls.js";
 export {
   BrokerError, Busy, CannotConnect, ClientClosed, Conflict, Gap, GroupNotFound, InvalidRequest,
   NotABroker, NotFound, NoToken, OutcomeUnknown, PositionUnknown, PublishManyFailed,

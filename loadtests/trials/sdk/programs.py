@@ -155,7 +155,7 @@ class Producing(Program):
     ) -> None:
         self.unanswered -= len(messages)
         for one, outcome in zip(messages, outcomes, strict=True):
-            if isinstance(outcome, tocsin.Receipt):
+            if isinstance(outcome, tocsin.Receipt) and outcome.offset is not None:
                 self._book.returned(one["body"], outcome.partition, outcome.offset)
                 continue
             self._book.failed(one["body"])
@@ -185,6 +185,7 @@ class Saying(Program):
         wanted = [{"body": body, "key": key} for body, key in self._messages]
         receipts = await self.client.publish_many(QUEUE, wanted, timeout_s=PUBLISH_TIMEOUT_S)
         for (body, _), receipt in zip(self._messages, receipts, strict=True):
+            assert receipt.offset is not None
             self._book.returned(body, receipt.partition, receipt.offset)
         self.ready.set()
         await asyncio.Event().wait()

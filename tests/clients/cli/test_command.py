@@ -311,6 +311,11 @@ async def test_errors_are_a_sentence_that_says_what_to_do(broker: FakeBroker) ->
         ("publish", "orders", "--key", "a", "--key-field", "k"),
         ("publish", "orders", "--id", "i"),
         ("publish", "orders", "1", "--header", "x"),
+        ("publish", "orders", "1", "--delay", "2h", "--at", "2026-11-21"),
+        ("publish", "orders", "1", "--at", "2h"),
+        ("publish", "orders", "1", "--at", "tomorrow"),
+        ("scheduled", "move", "orders", "i"),
+        ("scheduled", "move", "orders", "i", "--delay", "2h", "--at", "2026-11-21"),
         ("queue", "create", "orders", "--lease", "-1s"),
         ("consume", "orders", "--group", "g", "--credit", "0"),
         ("queue", "list", "--url", "http://127.0.0.1:65536"),
@@ -337,7 +342,10 @@ def test_every_verb_teaches_with_help() -> None:
     for path in verbs(command.cli):
         done = CliRunner().invoke(command.cli, [*path, "--help"])
         assert done.exit_code == 0
-        if path[0] in ("publish", "consume", "pull", "ticket") or path[1] in ("create", "seek"):
+        if path[0] in ("publish", "consume", "pull", "scheduled", "ticket") or path[1] in (
+            "create",
+            "seek",
+        ):
             assert "Examples:" in done.output
 
 

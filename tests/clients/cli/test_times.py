@@ -9,7 +9,7 @@ import pytest
 from tocsin.api.session_subscription import start_at
 from tocsin.cli.common import shown_name, shown_value
 from tocsin.cli.queues import shown_settings
-from tocsin.cli.times import local_time, parse_time, unix_ms
+from tocsin.cli.times import from_now, future_time, local_time, parse_time, unix_ms
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -47,6 +47,23 @@ def test_a_typed_time_is_local_unless_it_says_otherwise(text: str, when: datetim
 def test_what_is_no_time_is_a_sentence(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is no time; write"):
         parse_time(text, now=NOW)
+
+
+def test_a_time_to_come_is_no_age() -> None:
+    assert future_time("2026-11-21T09:30") == datetime(2026, 11, 21, 8, 30, tzinfo=UTC)
+    with pytest.raises(click.BadParameter, match="is a duration; give it with --delay"):
+        future_time("12h")
+    with pytest.raises(click.BadParameter, match="is no time; write") as refused:
+        future_time("tomorrow")
+    assert "ago" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("after_s", "text"),
+    [(12_000, "in 3h 20m"), (90, "in 1m 30s"), (0.2, "now"), (-0.2, "now"), (-120, "2m ago")],
+)
+def test_how_far_a_time_is_from_now(after_s: float, text: str) -> None:
+    assert from_now(unix_ms(NOW + timedelta(seconds=after_s)), now=NOW) == text
 
 
 @pytest.mark.parametrize("zone", ["Europe/Vienna", "America/Los_Angeles", "Pacific/Kiritimati"])

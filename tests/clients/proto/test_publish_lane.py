@@ -2,6 +2,7 @@
 key overtakes another and none is lost (R6, R7, P1, P3, P4)."""
 
 import itertools
+from datetime import UTC, datetime
 from random import Random
 
 import hypothesis.strategies as st
@@ -57,8 +58,8 @@ def receipts(sent: Sent, *outcomes: wire.PublishAnswer) -> wire.Ok:
     return wire.Ok(ref=sent.ref, receipts=list(outcomes))
 
 
-def refusal(code: str, retry: bool = True) -> wire.ErrorBody:
-    return wire.ErrorBody(code, "", retry)
+def refusal(code: str, retry: bool = True) -> wire.AnswerBody:
+    return wire.AnswerBody(code, "", retry)
 
 
 def test_what_is_put_off_is_counted_once_by_its_reason() -> None:
@@ -72,7 +73,7 @@ def test_what_is_put_off_is_counted_once_by_its_reason() -> None:
     assert harness.lane.deferred == {"overloaded": 2}
     for later in (10.0, 20.0):
         (again,) = harness.take(later)
-        whole = wire.ErrorBody("rate_limited", "", True).exception()
+        whole = wire.AnswerBody("rate_limited", "", True).exception()
         harness.lane.on_refusal(again.ref, whole, now=later)
     assert harness.lane.deferred == {"overloaded": 2}
     (again,) = harness.take(100.0)
@@ -80,7 +81,7 @@ def test_what_is_put_off_is_counted_once_by_its_reason() -> None:
     harness.add("d")
     (again,) = harness.take(100.0)
     harness.lane.on_refusal(
-        again.ref, wire.ErrorBody("rate_limited", "", True).exception(), now=100.0
+        again.ref, wire.AnswerBody("rate_limited", "", True).exception(), now=100.0
     )
     assert harness.lane.deferred == {"overloaded": 2, "rate_limited": 1}
 
@@ -134,6 +135,46 @@ def test_a_receipt_names_place_and_durability() -> None:
     harness.lane.on_answer(answer, now=0.0)
     assert ticket.outcomes == [Receipt("q-1-4-120", 4, 120, True, wire.Durability("all", 3))]
     assert harness.lane.resolved == 1
+
+
+def test_the_receipt_of_a_scheduled_message_has_a_ticket_and_a_time() -> None:
+    harness = Harness()
+    nameless, named, early = (harness.add(text) for text in "abc")
+    (sent,) = harness.take()
+    ticket = wire.AnswerBody(partition=4, ticket="q-1-4-t7", due_unix_ms=1_764_000_000_001)
+    again = wire.AnswerBody(partition=4, ticket="q-1-4-t2", duplicate=True)
+    answer = wire.Ok(
+        ref=sent.ref,
+        receipts=[ticket, again, [4, 120]],
+        durability=wire.Durability("all", 3),
+        id_prefix="q-1-",
+    )
+    harness.lane.on_answer(answer, now=0.0)
+    first, second, third = (receipt_of(one) for one in (nameless, named, early))
+    assert (first.id, first.partition, first.offset) == ("q-1-4-t7", 4, None)
+    assert first.due == datetime(2025, 11, 24, 16, 0, 0, 1000, tzinfo=UTC)
+    assert (first.is_scheduled, first.duplicate) == (True, False)
+    assert (second.ticket, second.due, second.duplicate) == ("q-1-4-t2", None, True)
+    assert (third.is_scheduled, third.ticket, third.due) == (False, None, None)
+    assert b"ticket" not in msgspec.json.encode(third)
+    assert harness.lane.resolved == 3
+
+
+def receipt_of(ticket: BatchTicket) -> Receipt:
+    """Return the only outcome of a publish."""
+    (outcome,) = ticket.outcomes
+    assert isinstance(outcome, Receipt)
+    return outcome
+
+
+def test_an_answer_without_meaning_is_asked_for_again() -> None:
+    harness = Harness()
+    ticket = harness.add("a")
+    (sent,) = harness.take()
+    harness.lane.on_answer(receipts(sent, wire.AnswerBody()), now=0.0)
+    assert ticket.outcomes == [None]
+    (again,) = harness.take(100.0)
+    assert again.sequence == sent.sequence
 
 
 def test_a_final_refusal_ends_only_its_message() -> None:
@@ -202,7 +243,7 @@ def test_backoff_grows_and_is_bounded_and_the_brokers_advice_counts() -> None:
     assert pauses[0] < 0.1
     assert 0.5 * BACKOFF_S_MAX <= pauses[-1] <= 1.5 * BACKOFF_S_MAX
     (sent,) = harness.take(now)
-    advice = wire.ErrorBody("overloaded", "", True, 60.0)
+    advice = wire.AnswerBody("overloaded", "", True, 60.0)
     harness.lane.on_answer(receipts(sent, advice), now=now)
     assert harness.lane.next_deadline() == now + 60.0
 
@@ -250,7 +291,7 @@ def test_what_is_over_a_limit_in_a_frame_comes_again_in_frames_of_what_passes_at
     for text in "abcdefgh":
         harness.add(text)
     (sent,) = harness.take()
-    over = wire.ErrorBody("rate_limited", "", True, 2.0)
+    over = wire.AnswerBody("rate_limited", "", True, 2.0)
     harness.lane.on_answer(receipts(sent, [0, 0], [0, 1], [0, 2], *[over] * 5), now=0.0)
     due = harness.lane.next_deadline()
     assert due is not None
@@ -476,6 +517,7 @@ class LaneMachine(RuleBasedStateMachine):
             outcome = ticket.outcomes[0]
             assert outcome is not None
             if isinstance(outcome, Receipt):
+                assert outcome.offset is not None
                 assert self.broker.logs[outcome.partition][outcome.offset] == sequence, "P1"
             elif not isinstance(outcome, PublishTimeout):
                 assert all(sequence not in log for log in self.broker.logs.values()), "P2"

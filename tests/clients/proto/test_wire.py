@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
@@ -66,6 +66,43 @@ def test_the_broker_understands_a_publish() -> None:
     assert (publish.sequence, publish.resolved, publish.queue) == (40, 38, 'q"')
     assert [bytes(message.body) for message in publish.messages] == [b'{"a":[1,null]}', b"", b"1e5"]
     assert publish.messages[1].body_base64 == "AP8="
+
+
+@pytest.mark.parametrize(
+    ("us", "unix_ms"), [(0, 1_767_225_600_000), (1, 1_767_225_600_001), (1000, 1_767_225_600_001)]
+)
+def test_the_time_of_a_scheduled_message_is_never_before_the_one_that_was_asked_for(
+    us: int, unix_ms: int
+) -> None:
+    at = datetime(2026, 1, 1, 1, 0, 0, us, tzinfo=timezone(timedelta(hours=1)))
+    encoded = [
+        encode_message(NewMessage(1, deliver_at=at)),
+        encode_message(NewMessage(2, delay_s=0.5)),
+        encode_message(NewMessage(3)),
+    ]
+    (publish,) = frames.decode(wire.publish_frame(1, "q", 0, 0, encoded))
+    assert isinstance(publish, frames.Publish)
+    times = [(one.deliver_at_unix_ms, one.delay_s) for one in publish.messages]
+    assert times == [(unix_ms, None), (None, 0.5), (None, None)]
+
+
+@pytest.mark.parametrize(
+    ("deliver_at", "delay_s", "what"),
+    [
+        (datetime(2026, 1, 1), None, "deliver_at has no time zone"),
+        ("2026-01-01", None, "deliver_at must be a datetime"),
+        (datetime(2026, 1, 1, tzinfo=UTC), 1, "exclude each other"),
+        (None, math.nan, "delay_s must be a number of seconds from 0 on"),
+        (None, -1, "delay_s must be"),
+        (None, True, "delay_s must be"),
+        (None, "1", "delay_s must be"),
+    ],
+)
+def test_a_time_that_no_broker_understands_is_refused(
+    deliver_at: Any, delay_s: Any, what: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest, match=what):
+        encode_message(NewMessage(1, deliver_at=deliver_at, delay_s=delay_s))
 
 
 @dataclass

@@ -7,6 +7,7 @@
 
 import { MessageContent } from "../proto/message.js";
 import { brokerError, CannotConnect, InvalidRequest } from "../proto/errors.js";
+import { changeOf } from "../proto/new-message.js";
 import { isObject, startAt } from "../proto/wire.js";
 import { TIMEOUT_S } from "../io/http.js";
 
@@ -19,7 +20,7 @@ const PURGE_TIMEOUT_S = 300;
 const PULL_OPTIONS = new Set(["messagesMax", "waitS"]);
 const ABSENT = {
   key: null, body: undefined, body_base64: null, content_type: null, id: null, headers: null,
-  sent_unix_ms: null,
+  sent_unix_ms: null, deliver_at_unix_ms: null,
 };
 
 /** A message in an answer. */
@@ -59,6 +60,33 @@ export class DeadLetter extends HttpMessage {
     this.attempts = fields.attempts ?? 0;
     /** The reason of its last nack, or null. */
     this.nackReason = fields.nack ?? null;
+  }
+}
+
+/**
+ * A message that waits until it is due. Its content is there only if the caller may read it, and in
+ * the answers of `scheduled` and `scheduledMessage`.
+ */
+export class ScheduledMessage extends MessageContent {
+  constructor(fields) {
+    const { partition, published_unix_ms } = fields;
+    const hasContent = fields.body !== undefined || typeof fields.body_base64 === "string";
+    const body = fields.body ?? null;
+    const deliver_at_unix_ms = fields.due_unix_ms;
+    const all = { ...ABSENT, ...fields, body, deliver_at_unix_ms };
+    super({ partition, published_unix_ms, id_prefix: "" }, null, all);
+    /** Whether the answer has the content of the message. */
+    this.hasContent = hasContent;
+    /** The name that the broker gave to the message; its id, too, if the publisher gave none. */
+    this.ticket = fields.ticket;
+    /** The time at which it is due, in Unix milliseconds. */
+    this.dueUnixMs = fields.due_unix_ms;
+    /** The same as a Date. */
+    this.due = new Date(fields.due_unix_ms);
+    /** The size of the whole message as JSON, in bytes. */
+    this.size = fields.bytes ?? 0;
+    /** The time after which it is no longer delivered, in seconds; or null. */
+    this.ttlS = fields.ttl_s ?? null;
   }
 }
 
@@ -225,6 +253,50 @@ export class HttpCalls extends EventTarget {
       after = answer.next;
     }
     return done;
+  }
+
+  // --- scheduled messages ------------------------------------------------------------------------
+
+  /** List the scheduled messages that are due first, up to `limit`. */
+  async scheduled(queue, { key, limit = 100, after } = {}) {
+    const path = `${pathTo("queues", queue)}/scheduled`;
+    const messages = [];
+    for (let next = after; ; ) {
+      const count = Math.max(1, Math.min(limit - messages.length, PER_CALL_MAX));
+      const page = objectOf(
+        await this.request("GET", path + queryOf({ key, limit: count, after: next })),
+      );
+      for (const fields of listOf(page.messages)) messages.push(new ScheduledMessage(fields));
+      next = page.next ?? null;
+      if (next === null || messages.length >= limit) {
+        return { messages, count: page.count, next };
+      }
+    }
+  }
+
+  /** Return a scheduled message, by its id and its key, or by its ticket alone. */
+  async scheduledMessage(queue, id, { key } = {}) {
+    return this.#scheduled("GET", queue, id, key);
+  }
+
+  /** Cancel a scheduled message, for good; durable when this resolves. */
+  async cancelScheduled(queue, id, { key } = {}) {
+    return this.#scheduled("DELETE", queue, id, key);
+  }
+
+  /** Give a scheduled message another time, another content, or both. */
+  async changeScheduled(queue, id, { key, ...change } = {}) {
+    return this.#scheduled("POST", queue, id, key, changeOf(change));
+  }
+
+  async #scheduled(method, queue, id, key, body) {
+    if (typeof id === "string" && (id.includes("/") || ["", ".", ".."].includes(id))) {
+      const shown = JSON.stringify(id);
+      const detail = `${shown} cannot be named in a path; name the message by its ticket`;
+      throw new InvalidRequest("invalid_request", detail);
+    }
+    const path = pathTo("queues", queue, "scheduled", id) + queryOf({ key });
+    return new ScheduledMessage(objectOf(await this.request(method, path, body)));
   }
 
   // --- pull --------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ const OPTIONS = new Set([
   "environment",
 ]);
 const PUBLISH_OPTIONS = new Set([
-  "key", "id", "headers", "ttlS", "contentType", "sentUnixMs", "timeoutS",
+  "key", "id", "headers", "ttlS", "contentType", "sentUnixMs", "deliverAt", "delayS", "timeoutS",
 ]);
 
 /**

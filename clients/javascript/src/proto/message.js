@@ -80,7 +80,7 @@ export class MessageContent {
     return this.#fields.headers ?? {};
   }
 
-  /** The publisher's id, or a name made of the message's place. */
+  /** The publisher's id. Without one, a name made of the message's place, or its ticket. */
   get id() {
     return this.#fields.id ?? `${this.#push.id_prefix}${this.offset}`;
   }
@@ -106,6 +106,11 @@ export class MessageContent {
   /** The time of sending that the publisher gave, in Unix milliseconds; or null. */
   get sentUnixMs() {
     return this.#fields.sent_unix_ms;
+  }
+
+  /** The time at which the message was due, in Unix milliseconds; null if it was not scheduled. */
+  get deliverAtUnixMs() {
+    return this.#fields.deliver_at_unix_ms;
   }
 }
 

@@ -8,7 +8,10 @@ import { InvalidRequest, wordsOf } from "./errors.js";
 import { hasHalves, isObject } from "./wire.js";
 
 const FIELDS = new Set([
-  "body", "key", "id", "headers", "ttlS", "contentType", "sentUnixMs",
+  "body", "key", "id", "headers", "ttlS", "contentType", "sentUnixMs", "deliverAt", "delayS",
+]);
+const CHANGE_FIELDS = new Set([
+  "body", "headers", "ttlS", "contentType", "deliverAt", "delayS",
 ]);
 const CHUNK = 0x8000;
 const BYTES = new TextEncoder();
@@ -21,20 +24,44 @@ const BYTES = new TextEncoder();
  * @throws {InvalidRequest} if a field is unknown or wrong, or the body has no JSON form
  */
 export function encodeMessage(message) {
-  check(message);
-  const { key, id, headers, ttlS, contentType, sentUnixMs } = message;
-  const fields = {
+  check(message, FIELDS);
+  const fields = fieldsOf(message);
+  const bytes = bytesOf(message.body);
+  if (bytes !== null) return JSON.stringify({ ...fields, body_base64: toBase64(bytes) });
+  const head = JSON.stringify(fields);
+  return `${head === "{}" ? "{" : `${head.slice(0, -1)},`}"body":${bodyText(message.body)}}`;
+}
+
+/**
+ * Return the request that changes a scheduled message. Without a body it has none.
+ *
+ * @param {any} change
+ * @returns {Record<string, unknown>}
+ * @throws {InvalidRequest} as `encodeMessage` does
+ */
+export function changeOf(change) {
+  check(change, CHANGE_FIELDS);
+  const { body } = change;
+  if (body === undefined) return fieldsOf(change);
+  const bytes = bytesOf(body);
+  if (bytes !== null) return { ...fieldsOf(change), body_base64: toBase64(bytes) };
+  bodyText(body);
+  return { ...fieldsOf(change), body };
+}
+
+/** Return the fields of a message but its body, as the broker names them. */
+function fieldsOf(message) {
+  const { key, id, headers, ttlS, contentType, sentUnixMs, deliverAt, delayS } = message;
+  return {
     key: key ?? undefined,
     content_type: contentType ?? undefined,
     id: id ?? undefined,
     headers: headers ?? undefined,
     ttl_s: ttlS ?? undefined,
     sent_unix_ms: sentUnixMs ?? undefined,
+    deliver_at_unix_ms: isAbsent(deliverAt) ? undefined : deliverAt.getTime(),
+    delay_s: delayS ?? undefined,
   };
-  const bytes = bytesOf(message.body);
-  if (bytes !== null) return JSON.stringify({ ...fields, body_base64: toBase64(bytes) });
-  const head = JSON.stringify(fields);
-  return `${head === "{}" ? "{" : `${head.slice(0, -1)},`}"body":${bodyText(message.body)}}`;
 }
 
 /** Return the number of bytes of a text in UTF-8. @param {string} text */
@@ -166,9 +193,9 @@ const isText = (value) => typeof value === "string" && value.isWellFormed();
 /**
  * Refuse fields that the broker could only refuse together with the other messages of the frame.
  */
-function check(message) {
+function check(message, known) {
   if (!isObject(message)) throw refused("a message is an object with a body");
-  const unknown = Object.keys(message).find((name) => !FIELDS.has(name));
+  const unknown = Object.keys(message).find((name) => !known.has(name));
   if (unknown !== undefined) throw refused(`a message has no field ${unknown}`);
   const { key, id, contentType, ttlS, sentUnixMs, headers } = message;
   if (!isAbsent(key) && !(isText(key) && key)) {
@@ -182,9 +209,22 @@ function check(message) {
   if (!isAbsent(sentUnixMs) && !Number.isSafeInteger(sentUnixMs)) {
     throw refused("sentUnixMs is a whole number");
   }
+  checkTimes(message.deliverAt, message.delayS);
   const areTexts = (texts) => Object.entries(texts).flat().every(isText);
   const areThere = !isAbsent(headers);
   if (areThere && !(isObject(headers) && areTexts(headers) && lossIn(headers, "") === null)) {
     throw refused("headers must map texts to texts");
+  }
+}
+
+function checkTimes(deliverAt, delayS) {
+  if (!isAbsent(deliverAt)) {
+    if (!isAbsent(delayS)) throw refused("deliverAt and delayS exclude each other");
+    if (!(deliverAt instanceof Date) || Number.isNaN(deliverAt.getTime())) {
+      throw refused("deliverAt is a Date");
+    }
+  }
+  if (!isAbsent(delayS) && !(typeof delayS === "number" && delayS >= 0 && delayS < 1e12)) {
+    throw refused("delayS is a number of seconds from 0 on");
   }
 }

@@ -204,6 +204,8 @@ export class PublishLane {
       const outcome = answer.receipts[index];
       if (Array.isArray(outcome) && outcome.length > 1) {
         this.#settle(entry, receiptOf(entry, outcome, answer));
+      } else if (isTicket(outcome)) {
+        this.#settle(entry, scheduledReceiptOf(entry, outcome, answer));
       } else {
         const isError = outcome !== undefined && !Array.isArray(outcome);
         const error = isError ? exceptionOf(outcome) : missingAnswer();
@@ -345,8 +347,36 @@ function receiptOf(entry, [partition, offset, isDuplicate], { durability, id_pre
     partition,
     offset,
     duplicate: isDuplicate === true,
-    durability: { level: durability?.level ?? "", copies: durability?.copies ?? 1 },
+    durability: durabilityOf(durability),
+    isScheduled: false,
+    ticket: null,
+    dueUnixMs: null,
+    due: null,
   };
+}
+
+function isTicket(outcome) {
+  return typeof outcome?.ticket === "string" && Number.isSafeInteger(outcome.partition);
+}
+
+/** Make the receipt of a message that waits until it is due. It has a ticket, and no offset yet. */
+function scheduledReceiptOf(entry, { partition, ticket, due_unix_ms, duplicate }, { durability }) {
+  const dueUnixMs = Number.isSafeInteger(due_unix_ms) ? due_unix_ms : null;
+  return {
+    id: entry.id ?? ticket,
+    partition,
+    offset: null,
+    duplicate: duplicate === true,
+    durability: durabilityOf(durability),
+    isScheduled: true,
+    ticket,
+    dueUnixMs,
+    due: dueUnixMs === null ? null : new Date(dueUnixMs),
+  };
+}
+
+function durabilityOf(durability) {
+  return { level: durability?.level ?? "", copies: durability?.copies ?? 1 };
 }
 
 function missingAnswer() {

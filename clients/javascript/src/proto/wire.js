@@ -198,6 +198,7 @@ const MESSAGE = {
   id: [isText, null],
   headers: [areTexts, null],
   sent_unix_ms: [isWhole, null],
+  deliver_at_unix_ms: [isWhole, null],
 };
 const VERDICT = {
   partition: [isWhole],

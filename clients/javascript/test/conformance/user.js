@@ -198,6 +198,10 @@ export class User {
     }
     if (got instanceof Error) return this.#describeError(got);
     if (got === DONE) return { error: "closed" };
+    if (got && typeof got === "object" && "duplicate" in got && got.isScheduled) {
+      const { partition, ticket, dueUnixMs, duplicate } = got;
+      return { partition, ticket, due_unix_ms: dueUnixMs, duplicate };
+    }
     if (got && typeof got === "object" && "duplicate" in got) {
       return { partition: got.partition, offset: got.offset, duplicate: got.duplicate };
     }

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { encodeMessage, fromBase64, toBase64 } from "../../src/proto/new-message.js";
+import { changeOf, encodeMessage, fromBase64, toBase64 } from "../../src/proto/new-message.js";
 
 test("what has no JSON form is refused before anything is sent", () => {
   const cycle = {};
@@ -70,6 +70,29 @@ test("a field of a message that is wrong or unknown is refused by itself", () =>
     assert.throws(() => encodeMessage({ body: 1, ...wrong }), { code: "invalid_message" });
   }
   assert.throws(() => encodeMessage(null), { code: "invalid_message" });
+});
+
+test("a message is scheduled for a time or after a delay", () => {
+  const deliverAt = new Date(1_767_225_600_001);
+  const at = JSON.parse(encodeMessage({ body: 1, deliverAt }));
+  assert.deepEqual(at, { body: 1, deliver_at_unix_ms: 1_767_225_600_001 });
+  assert.deepEqual(JSON.parse(encodeMessage({ body: 1, delayS: 0 })), { body: 1, delay_s: 0 });
+  for (const times of [
+    { deliverAt: new Date(NaN) }, { deliverAt: 1 }, { deliverAt: "2026-01-01" },
+    { delayS: -1 }, { delayS: NaN }, { delayS: "1" }, { deliverAt, delayS: 1 },
+  ]) {
+    const refused = { name: "InvalidRequest", code: "invalid_message" };
+    assert.throws(() => encodeMessage({ body: 1, ...times }), refused, JSON.stringify(times));
+  }
+});
+
+test("a change of a scheduled message has a body only if it is given one", () => {
+  const shown = (change) => JSON.parse(JSON.stringify(changeOf(change)));
+  assert.deepEqual(shown({ delayS: 5 }), { delay_s: 5 });
+  assert.deepEqual(shown({ body: null, ttlS: 9 }), { body: null, ttl_s: 9 });
+  assert.deepEqual(shown({ body: new Uint8Array([1]) }), { body_base64: "AQ==" });
+  assert.throws(() => changeOf({ body: NaN }), { name: "InvalidRequest" });
+  assert.throws(() => changeOf({ id: "x", delayS: 5 }), /no field id/);
 });
 
 test("bytes go through base64 as they are", () => {

@@ -50,6 +50,22 @@ test("what is refused for the moment goes again before anything new, in order (R
   assert.deepEqual(outcomes.slice(1), [null, null, null]);
 });
 
+test("the receipt of a scheduled message has a ticket and a time, and no offset", () => {
+  const { made, add, take, outcomes } = lane();
+  for (let count = 0; count < 4; count += 1) add();
+  take();
+  const ticket = { partition: 4, ticket: "q-1-4-t7", due_unix_ms: 1_764_000_000_001 };
+  const again = { partition: 4, ticket: "q-1-4-t2", duplicate: true };
+  made.onAnswer(answer(1, [ticket, again, [4, 120], { partition: 4 }]), 0);
+  const [first, second, third, unknown] = outcomes;
+  assert.deepEqual([first.id, first.partition, first.offset], ["q-1-4-t7", 4, null]);
+  assert.deepEqual([first.isScheduled, first.duplicate], [true, false]);
+  assert.equal(first.due.toISOString(), "2025-11-24T16:00:00.001Z");
+  assert.deepEqual([second.ticket, second.due, second.duplicate], ["q-1-4-t2", null, true]);
+  assert.deepEqual([third.isScheduled, third.ticket, third.due], [false, null, null]);
+  assert.ok(unknown !== null && unknown.code === "internal", "an object that means nothing");
+});
+
 test("after a lost connection everything unanswered goes again under its sequences (P4)", () => {
   const { made, add, take, outcomes } = lane();
   add();

@@ -4,7 +4,8 @@ import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
 import {
-  Conflict, connect, GroupNotFound, InvalidRequest, QueueNotFound, SettingsDiffer, WouldDelete,
+  Conflict, connect, GroupNotFound, InvalidRequest, NotFound, QueueNotFound, SettingsDiffer,
+  WouldDelete,
 } from "../../src/index.js";
 
 const PARTITIONS = 2;
@@ -266,4 +267,53 @@ test("a queue is purged, for a group and for all", async () => {
   assert.equal((await client.queue(queue)).depth, 2);
   assert.equal(await client.purge(queue, { all: true }), 2);
   assert.equal((await client.queue(queue)).depth, 0);
+});
+
+test("a scheduled message comes when it is due, and says when that was", async () => {
+  const queue = await queueOf([]);
+  const deliverAt = new Date(Date.now() + 300);
+  const receipt = await client.publish(queue, "later", { key: "k", deliverAt });
+  assert.deepEqual([receipt.isScheduled, receipt.offset], [true, null]);
+  assert.deepEqual([receipt.id, receipt.due], [receipt.ticket, deliverAt]);
+  const now = await client.publish(queue, "now", { key: "k" });
+  assert.deepEqual([now.isScheduled, now.ticket, now.due], [false, null, null]);
+  const messages = client.subscribe(queue, "g");
+  const got = [];
+  for await (const message of messages) {
+    got.push([message.body, message.deliverAtUnixMs]);
+    await message.ack();
+    if (got.length === 2) break;
+  }
+  assert.deepEqual(got, [["now", null], ["later", deliverAt.getTime()]]);
+  assert.ok(Date.now() >= deliverAt.getTime());
+  await messages.close();
+});
+
+test("scheduled messages are listed, shown, changed and cancelled", async () => {
+  const queue = await queueOf([]);
+  const messages = [0, 1, 2, 3].map((n) => (
+    { body: n, key: `k${n % 2}`, id: `é? ${n}`, delayS: 3600 - n }
+  ));
+  const receipts = await client.publishMany(queue, messages);
+  const again = await client.publish(queue, 0, { key: "k0", id: "é? 0", delayS: 9 });
+  assert.deepEqual([again.duplicate, again.ticket], [true, receipts[0].ticket]);
+  const first = await client.scheduled(queue, { limit: 3 });
+  assert.deepEqual([bodies(first.messages), first.count], [[3, 2, 1], 4]);
+  const rest = await client.scheduled(queue, { limit: Infinity, after: first.next });
+  assert.deepEqual([bodies(rest.messages), rest.next], [[0], null]);
+  assert.deepEqual(bodies((await client.scheduled(queue, { key: "k1" })).messages), [3, 1]);
+  const deliverAt = new Date(Date.now() + 86_400_000);
+  const key = "k0";
+  const moved = await client.changeScheduled(queue, "é? 2", { key, deliverAt });
+  assert.deepEqual([moved.due, moved.hasContent, moved.body], [deliverAt, false, null]);
+  const headers = { a: "b" };
+  await client.changeScheduled(queue, moved.ticket, { body: new Uint8Array([1]), headers });
+  const shown = await client.scheduledMessage(queue, "é? 2", { key });
+  assert.deepEqual([[...shown.body], shown.headers, shown.due], [[1], headers, deliverAt]);
+  assert.equal((await client.cancelScheduled(queue, "é? 2", { key })).id, "é? 2");
+  await assert.rejects(client.cancelScheduled(queue, "é? 2", { key }), Conflict);
+  await assert.rejects(client.cancelScheduled(queue, "nobody"), NotFound);
+  await assert.rejects(client.changeScheduled(queue, "é? 1", { key: "k1" }), InvalidRequest);
+  await assert.rejects(client.changeScheduled(queue, "é? 1", { id: "x" }), InvalidRequest);
+  await assert.rejects(client.cancelScheduled(queue, "a/b"), /name the message by its ticket/);
 });

@@ -14,6 +14,7 @@ from tocsin.api.client import Client, connect
 from tocsin.api.http import Http, PulledMessage, Settled
 from tocsin.api.positions import FilePositions, MemoryPositions, PositionStore
 from tocsin.api.reader import Reader
+from tocsin.api.scheduled import ScheduledList, ScheduledMessage
 from tocsin.api.subscription import Subscription
 from tocsin.errors import (
     BrokerError,
@@ -90,6 +91,8 @@ __all__ = [
     "ReadMessage",
     "Reader",
     "Receipt",
+    "ScheduledList",
+    "ScheduledMessage",
     "SessionEnded",
     "SettingsDiffer",
     "Settled",

@@ -1,9 +1,7 @@
 """Operators' calls: pause and purge queues, inspect them, and send dead letters back."""
 
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, Literal, TypeVar
-from urllib.parse import urlencode
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,8 +14,9 @@ from tocsin.answers import (
     QueueDescription,
     SessionDescription,
 )
+from tocsin.api.scheduled import ScheduledCalls
 from tocsin.errors import CannotConnect
-from tocsin.io.requests import TIMEOUT_S, checked_text, object_of, path_to
+from tocsin.io.requests import decoded_as, object_of, path_to, query_of
 from tocsin.proto import wire
 from tocsin.proto.message import Content
 
@@ -119,19 +118,13 @@ def _head(shown: _StoredMessage) -> wire.Push:
 _PEEK: Final = msgspec.json.Decoder(_PeekAnswer)
 _DEAD_LETTERS: Final = msgspec.json.Decoder(_DeadLettersAnswer)
 _REDRIVE: Final = msgspec.json.Decoder(_RedriveAnswer)
-T = TypeVar("T")
 
 
-class AdminCalls(ABC):
+class AdminCalls(ScheduledCalls):
     """The operators' calls of `Client` and `Http`.
 
     Each raises CannotConnect if no broker answers, and otherwise the broker's error.
     """
-
-    @abstractmethod
-    async def _call(
-        self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
-    ) -> bytes: ...
 
     async def pause_queue(self, name: str) -> QueueDescription:
         """Stop giving messages of a queue to groups, durably, until `resume_queue`; returns the
@@ -187,8 +180,8 @@ class AdminCalls(ABC):
         after: str | None = None
         while len(found) < limit:
             count = min(limit - len(found), PER_CALL_MAX)
-            query = _query({**wanted, "limit": count, "after": after})
-            answer = _decoded(_PEEK, await self._call("GET", path + query))
+            query = query_of({**wanted, "limit": count, "after": after})
+            answer = decoded_as(_PEEK, await self._call("GET", path + query))
             found += map(PeekedMessage, answer.messages)
             after = answer.next
             if after is None:
@@ -205,8 +198,8 @@ class AdminCalls(ABC):
         path = f"{path_to('queues', queue)}/dead-letters"
         after: str | None = None
         while True:
-            query = _query({"key": key, "reason": reason, "after": after})
-            answer = _decoded(_DEAD_LETTERS, await self._call("GET", path + query))
+            query = query_of({"key": key, "reason": reason, "after": after})
+            answer = decoded_as(_DEAD_LETTERS, await self._call("GET", path + query))
             for letter in answer.messages:
                 yield DeadLetter(letter)
             after = answer.next
@@ -241,7 +234,7 @@ class AdminCalls(ABC):
         body: dict[str, object] = {"key": key, "reason": reason}
         while limit is None or done < limit:
             left = PER_CALL_MAX if limit is None else min(limit - done, PER_CALL_MAX)
-            answer = _decoded(_REDRIVE, await self._call("POST", path, {**body, "limit": left}))
+            answer = decoded_as(_REDRIVE, await self._call("POST", path, {**body, "limit": left}))
             done += answer.messages
             if progress is not None:
                 progress(done)
@@ -273,10 +266,10 @@ class AdminCalls(ABC):
         """
         path = f"{path_to('queues', queue)}/explain"
         query: dict[str, object] = {"key": key, "group": group}
-        answer = object_of(await self._call("GET", path + _query(query)))
+        answer = object_of(await self._call("GET", path + query_of(query)))
         groups, after = _listed(answer, "groups"), answer.pop("next", None)
         while after is not None:
-            more = object_of(await self._call("GET", path + _query({**query, "after": after})))
+            more = object_of(await self._call("GET", path + query_of({**query, "after": after})))
             groups += _listed(more, "groups")
             after = more.get("next")
         explained: Explanation = answer
@@ -308,7 +301,7 @@ class AdminCalls(ABC):
     async def _pages(self, path: str, name: str) -> AsyncGenerator[Any, None]:
         after: str | None = None
         while True:
-            page = object_of(await self._call("GET", path + _query({"after": after})))
+            page = object_of(await self._call("GET", path + query_of({"after": after})))
             for one in _listed(page, name):
                 yield one
             after = page.get("next")
@@ -349,19 +342,3 @@ def _listed(page: Any, name: str) -> list[Any]:
     if not isinstance(found, list):
         raise CannotConnect(f"the server is not a Tocsin broker: no {name}")
     return found
-
-
-def _query(parameters: dict[str, object]) -> str:
-    """Return the query string of the parameters that are not None."""
-    given = {name: value for name, value in parameters.items() if value is not None}
-    for value in given.values():
-        if isinstance(value, str):
-            checked_text(value)
-    return f"?{urlencode(given)}" if given else ""
-
-
-def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
-    try:
-        return decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise CannotConnect(f"the server is not a Tocsin broker: {error}") from None

@@ -6,6 +6,7 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime
 from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Final, Unpack
@@ -233,6 +234,8 @@ class Client(AdminCalls):
         headers: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
         content_type: str | None = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
         timeout_s: float | None = PUBLISH_TIMEOUT_S,
     ) -> Receipt:
         """Publish a message; it is durable when this returns.
@@ -247,6 +250,12 @@ class Client(AdminCalls):
             key: messages of one key stay in order. Messages without a key have no promised order.
             id: two messages of the same key and id within the queue's dedup window are stored once.
             ttl_s: the time after which the message is no longer delivered, in seconds.
+            delay_s: the time before which the message is not delivered, in seconds, up to 400 days.
+                It counts from the moment at which the broker receives the message. If the client
+                sends it again after a lost connection, it keeps its first ticket and time, if the
+                broker had stored it. Otherwise the delay counts from the resend.
+            deliver_at: the same as a datetime with a time zone. A time that has passed means at
+                once. Not both.
             timeout_s: the time to wait for the final answer, in seconds; None waits forever.
 
         Raises:
@@ -254,7 +263,7 @@ class Client(AdminCalls):
             PublishTimeout: no final answer came in time; the message may have been stored.
             ClientClosed, SessionEnded: likewise, and this client cannot be used any more.
         """
-        message = NewMessage(body, key, id, headers, ttl_s, content_type)
+        message = NewMessage(body, key, id, headers, ttl_s, content_type, None, deliver_at, delay_s)
         return await self._open_publisher().publish(queue, message, timeout_s)
 
     async def publish_many(

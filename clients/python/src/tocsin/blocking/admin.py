@@ -1,7 +1,10 @@
 """Operators' calls, without an event loop."""
 
-from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
 
 import tocsin
 from tocsin.answers import (
@@ -14,6 +17,7 @@ from tocsin.answers import (
     SessionDescription,
 )
 from tocsin.api.admin import DeadLetter, Decision, PeekedMessage
+from tocsin.api.scheduled import ScheduledList, ScheduledMessage
 from tocsin.blocking.loop import LoopThread
 
 T = TypeVar("T")
@@ -121,6 +125,59 @@ class AdminCalls:
             return [one async for one in listing()]
 
         return self._loop.call(work)
+
+    def scheduled(
+        self, queue: str, *, key: str | None = None, limit: int = 100, after: str | None = None
+    ) -> ScheduledList:
+        """Return the scheduled messages of a queue that are due first, up to `limit`.
+        `tocsin.Client.scheduled` describes the arguments."""
+        return self._loop.call(
+            lambda: self._client.scheduled(queue, key=key, limit=limit, after=after)
+        )
+
+    def all_scheduled(self, queue: str, *, key: str | None = None) -> list[ScheduledMessage]:
+        """Return all scheduled messages of a queue, or of a key, the one that is due first in
+        front. All of them are held in memory."""
+        return self._all(lambda: self._client.all_scheduled(queue, key=key))
+
+    def scheduled_message(self, queue: str, id: str, *, key: str | None = None) -> ScheduledMessage:
+        """Return a scheduled message, by its id and its key, or by its ticket alone.
+        `tocsin.Client.scheduled_message` describes the errors."""
+        return self._loop.call(lambda: self._client.scheduled_message(queue, id, key=key))
+
+    def cancel_scheduled(self, queue: str, id: str, *, key: str | None = None) -> ScheduledMessage:
+        """Cancel a scheduled message, for good; returns what it was, without its content.
+        `tocsin.Client.cancel_scheduled` describes the errors."""
+        return self._loop.call(lambda: self._client.cancel_scheduled(queue, id, key=key))
+
+    def change_scheduled(
+        self,
+        queue: str,
+        id: str,
+        *,
+        key: str | None = None,
+        deliver_at: datetime | None = None,
+        delay_s: float | None = None,
+        body: Any = msgspec.UNSET,
+        headers: Mapping[str, str] | None = None,
+        ttl_s: float | None = None,
+        content_type: str | None = None,
+    ) -> ScheduledMessage:
+        """Give a scheduled message another time, another content, or both; returns what it is now,
+        without its content. `tocsin.Client.change_scheduled` describes arguments and errors."""
+        return self._loop.call(
+            lambda: self._client.change_scheduled(
+                queue,
+                id,
+                key=key,
+                deliver_at=deliver_at,
+                delay_s=delay_s,
+                body=body,
+                headers=headers,
+                ttl_s=ttl_s,
+                content_type=content_type,
+            )
+        )
 
     def decide_parked(
         self,

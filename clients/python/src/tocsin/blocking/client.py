@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from ssl import SSLContext
 from types import TracebackType
@@ -160,6 +161,8 @@ class Client(AdminCalls):
         headers: Mapping[str, str] | None = None,
         ttl_s: float | None = None,
         content_type: str | None = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
         timeout_s: float | None = PUBLISH_TIMEOUT_S,
     ) -> Receipt:
         """Publish a message; it is durable when this returns.
@@ -176,6 +179,8 @@ class Client(AdminCalls):
                 headers=headers,
                 ttl_s=ttl_s,
                 content_type=content_type,
+                delay_s=delay_s,
+                deliver_at=deliver_at,
                 timeout_s=timeout_s,
             )
         )

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -16,10 +17,10 @@ import msgspec
 from tocsin.api.client import URL_DEFAULT, Client, connect
 from tocsin.api.http import Http
 from tocsin.api.session_subscription import Start
-from tocsin.cli.durations import format_duration
+from tocsin.cli.durations import duration, format_duration
 from tocsin.cli.interrupts import quiet_interrupt
 from tocsin.cli.streams import watched_output
-from tocsin.cli.times import local_time, parse_time
+from tocsin.cli.times import future_time, local_time, parse_time
 from tocsin.io.requests import checked_url
 
 T = TypeVar("T")
@@ -112,6 +113,24 @@ _NEGATIVE: Final = re.compile(r"-[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 def json_option(command: CommandT) -> CommandT:
     """Add --json."""
     return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(command)
+
+
+def when_options(command: CommandT) -> CommandT:
+    """Add --delay and --at, of which `check_when` allows one."""
+    at = click.option(
+        "--at",
+        type=future_time,
+        metavar="TIME",
+        help="Not before this time, as 2026-11-21T09:30.",
+    )
+    delay = click.option("--delay", type=duration, help="Not before this long from now, like 2h.")
+    return delay(at(command))
+
+
+def check_when(delay_s: float | None, at: datetime | None) -> None:
+    """Raise click.UsageError if both --delay and --at are given."""
+    if delay_s is not None and at is not None:
+        raise click.UsageError("Give --delay or --at, not both.")
 
 
 def yes_option(command: CommandT) -> CommandT:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -117,6 +118,8 @@ class Maker:
         id_field: str | None,
         headers: dict[str, str] | None,
         ttl_s: float | None,
+        deliver_at: datetime | None = None,
+        delay_s: float | None = None,
     ) -> None:
         self._as_json = as_json
         self._key = key
@@ -124,6 +127,8 @@ class Maker:
         self._id_field = id_field
         self._headers = headers
         self._ttl_s = ttl_s
+        self._deliver_at = deliver_at
+        self._delay_s = delay_s
 
     def make(self, line: bytes | None) -> NewMessage | None:
         """Return a message; None for an empty line in JSON lines.
@@ -138,7 +143,7 @@ class Maker:
                 text = line.decode()
             except UnicodeDecodeError as error:
                 raise BadLine(f"not UTF-8 ({error.reason} at byte {error.start})") from None
-            return NewMessage(text, self._key, None, self._headers, self._ttl_s)
+            return self._message(text, self._key, None)
         if not line.strip():
             return None
         try:
@@ -150,7 +155,18 @@ class Maker:
             key = _field(value, self._key_field, "key")
         if self._id_field is not None:
             name = _field(value, self._id_field, "id")
-        return NewMessage(msgspec.Raw(line.strip()), key, name, self._headers, self._ttl_s)
+        return self._message(msgspec.Raw(line.strip()), key, name)
+
+    def _message(self, body: Any, key: str | None, name: str | None) -> NewMessage:
+        return NewMessage(
+            body,
+            key,
+            name,
+            self._headers,
+            self._ttl_s,
+            deliver_at=self._deliver_at,
+            delay_s=self._delay_s,
+        )
 
 
 def _field(value: Any, name: str, what: str) -> str:

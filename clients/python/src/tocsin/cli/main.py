@@ -19,9 +19,10 @@ from tocsin.cli.interrupts import quiet_interrupt, raised_interrupt
 from tocsin.cli.publish import publish
 from tocsin.cli.pull import pull
 from tocsin.cli.queues import queue
+from tocsin.cli.scheduled import scheduled
 from tocsin.cli.ticket import ticket
 from tocsin.cli.upkeep import VERBS
-from tocsin.errors import CannotConnect, QueueNotFound, TocsinError, Unauthorized
+from tocsin.errors import BrokerError, CannotConnect, QueueNotFound, TocsinError, Unauthorized
 
 ENTRY_POINTS: Final = "tocsin.commands"
 EXAMPLES: Final = """
@@ -75,6 +76,14 @@ _ADVICE: Final = {
     "forbidden": " Ask the broker's operator for a token with that right.",
 }
 """The advice after an Unauthorized, by its code."""
+_ABOUT_SCHEDULED: Final = {
+    "id_unknown": "`tocsin scheduled list` shows what is scheduled, with key and id.",
+    "ambiguous": "Give --key.",
+    "already_due": "It can no longer be changed. `tocsin queue peek` shows what is in the queue.",
+    "cancelled": "To schedule it anew, publish it with another id.",
+    "schedule_full": "Cancel some of it, or raise the queue's setting.",
+}
+"""The advice after an error about a scheduled message, by its code."""
 
 
 def explain(error: TocsinError) -> str:
@@ -87,6 +96,8 @@ def explain(error: TocsinError) -> str:
         return f"{text.rstrip('.')}.{_ADVICE.get(error.code, '')}"
     if isinstance(error, QueueNotFound):
         return f"{text}. `tocsin queue create` creates it; `tocsin queue list` shows all queues."
+    if isinstance(error, BrokerError) and error.code in _ABOUT_SCHEDULED:
+        return f"{text.rstrip('.')}. {_ABOUT_SCHEDULED[error.code]}"
     return text if text.endswith(".") else f"{text}."
 
 
@@ -140,4 +151,5 @@ cli.add_command(group)
 cli.add_command(publish)
 cli.add_command(consume)
 cli.add_command(pull)
+cli.add_command(scheduled)
 cli.add_command(ticket)

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from tocsin.proto.message import Content
+from tocsin.proto.message import Content, Published
 
 _ENCODE = msgspec.json.Encoder().encode
 
@@ -19,11 +19,7 @@ def text_line(message: Content) -> bytes:
 
 def json_line(message: Content, extra: dict[str, Any] | None = None) -> bytes:
     """Return a message as one object, with the body as it was published."""
-    fields: dict[str, Any] = {"key": message.key}
-    if message.is_binary:
-        fields["body_base64"] = message.body_bytes
-    else:
-        fields["body"] = msgspec.Raw(message.body_bytes)
+    fields = {"key": message.key, **body_fields(message)}
     fields |= {
         "id": message.id,
         "partition": message.partition,
@@ -33,8 +29,17 @@ def json_line(message: Content, extra: dict[str, Any] | None = None) -> bytes:
     attempt = getattr(message, "attempt", None)
     if attempt is not None:
         fields["attempt"] = attempt
+    if message.deliver_at_unix_ms is not None:
+        fields["deliver_at_unix_ms"] = message.deliver_at_unix_ms
     if message.content_type is not None:
         fields["content_type"] = message.content_type
     if message.headers:
         fields["headers"] = message.headers
     return _ENCODE({**fields, **(extra or {})}) + b"\n"
+
+
+def body_fields(message: Published) -> dict[str, Any]:
+    """Return the field that holds a body as it was published, JSON or bytes."""
+    if message.is_binary:
+        return {"body_base64": message.body_bytes}
+    return {"body": msgspec.Raw(message.body_bytes)}

@@ -17,16 +17,19 @@ from tocsin.api.client import Client
 from tocsin.cli.common import (
     Negatives,
     Target,
+    check_when,
     json_option,
     pass_target,
     plural,
     run,
     target_options,
     to_json,
+    when_options,
 )
 from tocsin.cli.durations import duration, format_duration
 from tocsin.cli.lines import BadLine, LineSplitter, Maker, read_chunks
 from tocsin.cli.progress import Progress
+from tocsin.cli.times import from_now, local_time
 from tocsin.errors import ClientClosed, PublishManyFailed, SessionEnded, TocsinError
 from tocsin.proto.new_message import NewMessage
 from tocsin.proto.publish_lane import Receipt
@@ -49,6 +52,7 @@ seconds."""
 @click.option("--id", "name", help="BODY's id. Published again with its key, it is stored once.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", help="Repeatable.")
 @click.option("--ttl", type=duration, help="Deliver a message only up to this age.")
+@when_options
 @click.option(
     "--file",
     "path",
@@ -87,15 +91,18 @@ def publish(
     """Publish BODY to QUEUE, or each line of a file or of stdin as a message.
 
     BODY is sent as JSON if it is JSON, else as text. A message counts as published when the broker
-    has stored it as durably as the queue demands. Lines of one key keep their order.
+    has stored it as durably as the queue demands. Lines of one key keep their order. With --delay
+    or --at no consumer gets it before that time; `tocsin scheduled` lists, moves and cancels it.
 
     \b
     Examples:
       tocsin publish orders '{"total": 12}' --key user-7
       tocsin publish orders --file orders.jsonl --json-lines --key-field user --id-field order
       tail -f access.log | tocsin publish log --key web-1
+      tocsin publish reminders '"call back"' --key user-7 --id 31 --delay 2h
     """
     headers = _headers(options["headers"])
+    check_when(options["delay"], options["at"])
     if body is not None:
         if path is not None or options["form"] or options["key_field"] or options["id_field"]:
             raise click.UsageError("Leave out BODY, or --file and the options for lines.")
@@ -105,26 +112,14 @@ def publish(
             options["name"],
             headers,
             options["ttl"],
+            deliver_at=options["at"],
+            delay_s=options["delay"],
         )
         _publish_one(target, queue, message, options["timeout"], as_json)
         return
     if options["name"] is not None or options["text"]:
         raise click.UsageError("--id and --text need a BODY.")
-    is_json = options["form"] == "json" or bool(options["key_field"] or options["id_field"])
-    if is_json and options["form"] == "lines":
-        raise click.UsageError(
-            "--key-field and --id-field need JSON. Give --json-lines, not --lines."
-        )
-    if options["key"] is not None and options["key_field"] is not None:
-        raise click.UsageError("Give --key or --key-field, not both.")
-    maker = Maker(
-        as_json=is_json,
-        key=options["key"],
-        key_field=options["key_field"],
-        id_field=options["id_field"],
-        headers=headers,
-        ttl_s=options["ttl"],
-    )
+    maker = _maker_of(headers, options)
     _publish_lines(
         target,
         queue,
@@ -133,6 +128,31 @@ def publish(
         skip=options["on_error"] == "skip",
         timeout_s=options["timeout"],
         as_json=as_json,
+    )
+
+
+def _maker_of(headers: dict[str, str] | None, options: dict[str, Any]) -> Maker:
+    """Return what makes messages of lines by the options of the command.
+
+    Raises:
+        click.UsageError: options contradict each other.
+    """
+    is_json = options["form"] == "json" or bool(options["key_field"] or options["id_field"])
+    if is_json and options["form"] == "lines":
+        raise click.UsageError(
+            "--key-field and --id-field need JSON. Give --json-lines, not --lines."
+        )
+    if options["key"] is not None and options["key_field"] is not None:
+        raise click.UsageError("Give --key or --key-field, not both.")
+    return Maker(
+        as_json=is_json,
+        key=options["key"],
+        key_field=options["key_field"],
+        id_field=options["id_field"],
+        headers=headers,
+        ttl_s=options["ttl"],
+        deliver_at=options["at"],
+        delay_s=options["delay"],
     )
 
 
@@ -171,10 +191,19 @@ def _publish_one(
         click.echo(to_json(receipt))
         return
     again = ", where an earlier publish had put it" if receipt.duplicate else ""
-    click.echo(
-        f"Stored at offset {receipt.offset} of partition {receipt.partition}{again}; durability "
-        f"{receipt.durability.level}, {plural(receipt.durability.copies, 'copy')}."
-    )
+    what = f"Stored at offset {receipt.offset} of partition {receipt.partition}{again}"
+    if receipt.is_scheduled:
+        what = _scheduled(receipt)
+    copies = plural(receipt.durability.copies, "copy")
+    click.echo(f"{what}; durability {receipt.durability.level}, {copies}.")
+
+
+def _scheduled(receipt: Receipt) -> str:
+    """Return what the receipt of a scheduled message says, for people."""
+    if receipt.due_unix_ms is None:
+        return f"Scheduled before, by an earlier publish, under the ticket {receipt.ticket}"
+    when = f"{local_time(receipt.due_unix_ms)} ({from_now(receipt.due_unix_ms)})"
+    return f"Scheduled for {when} under the ticket {receipt.ticket}"
 
 
 def _publish_lines(

@@ -11,9 +11,10 @@ from typing import Final
 
 import click
 
-from tocsin.cli.durations import parse_duration
+from tocsin.cli.durations import format_duration, parse_duration
 
 EXAMPLES: Final = "2026-11-21, 2026-11-21T09:30, 2026-11-21T09:30Z, or 12h for twelve hours ago"
+FUTURE_EXAMPLES: Final = "2026-11-21, 2026-11-21T09:30, or 2026-11-21T09:30Z"
 _AGO: Final = re.compile(r"[0-9.]+ *[a-z]+( *[0-9.]+ *[a-z]+)*")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = 253_402_300_799_999
@@ -35,6 +36,28 @@ def parse_time(text: str, *, now: datetime | None = None) -> datetime:
         return when if when.tzinfo is not None else when.astimezone()
     except (ValueError, OverflowError, OSError):
         raise click.BadParameter(f"{text!r} is no time; write {EXAMPLES}") from None
+
+
+def future_time(value: str | datetime) -> datetime:
+    """Convert the value of a click option to the time at which something is to happen. It is no
+    age, because an age lies in the past."""
+    if isinstance(value, datetime):
+        return value
+    if _AGO.fullmatch(value.strip().lower()):
+        raise click.BadParameter(f"{value!r} is a duration; give it with --delay instead")
+    try:
+        return parse_time(value)
+    except click.BadParameter:
+        raise click.BadParameter(f"{value!r} is no time; write {FUTURE_EXAMPLES}") from None
+
+
+def from_now(unix_ms: int, *, now: datetime | None = None) -> str:
+    """Return how far a time is from `now`, by default this moment: "in 3h 20m", or "2m ago"."""
+    left_s = (unix_ms - (now or datetime.now(UTC)).timestamp() * 1000) / 1000
+    if abs(left_s) < 1:
+        return "now"
+    text = format_duration(abs(left_s))
+    return f"in {text}" if left_s > 0 else f"{text} ago"
 
 
 def unix_ms(when: datetime) -> int:

@@ -22,7 +22,7 @@ from tocsin.cli.common import (
 )
 from tocsin.cli.printing import json_line
 from tocsin.cli.times import local_time
-from tocsin.proto.message import Content
+from tocsin.proto.message import Published
 
 BODY_SHOWN: Final = 60
 """The number of characters of a body that a table shows."""
@@ -201,12 +201,12 @@ def _row(message: PeekedMessage) -> list[object]:
     return [*place, shown_key(message), *group, shown_body(message)]
 
 
-def shown_key(message: Content) -> str:
+def shown_key(message: Published) -> str:
     """Return a message's key as a cell of a table, cut to 40 characters; empty without one."""
     return _cut("" if message.key is None else message.key, 40)
 
 
-def shown_body(message: Content) -> str:
+def shown_body(message: Published) -> str:
     """Return the beginning of a message's body as a cell of a table, or the size of a binary
     body."""
     if message.is_binary:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
-from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
 
 import httpx2
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from tocsin.answers import Difference
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NoToken, broker_error
 
+T = TypeVar("T")
 Token = str | Callable[[], str | Awaitable[str]] | None
 """A bearer token, or a function that returns a fresh one at each use, plain or as an awaitable."""
 BUSY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -90,6 +91,16 @@ def checked_token(token: Token) -> Token:
     return token
 
 
+def query_of(parameters: dict[str, object]) -> str:
+    """Return the query string of the parameters that are not None. Raises InvalidRequest if one is
+    no Unicode text."""
+    given = {name: value for name, value in parameters.items() if value is not None}
+    for value in given.values():
+        if isinstance(value, str):
+            checked_text(value)
+    return f"?{urlencode(given)}" if given else ""
+
+
 async def fresh_token(token: Token) -> str | None:
     """Return the token to present now; None if there is none.
 
@@ -143,5 +154,17 @@ def object_of(data: bytes) -> Any:
     """
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise CannotConnect(f"the server is not a Tocsin broker: {error}") from None
+
+
+def decoded_as(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    """Return what an answer holds.
+
+    Raises:
+        CannotConnect: the answer is of another form.
+    """
+    try:
+        return decoder.decode(data)
     except msgspec.DecodeError as error:
         raise CannotConnect(f"the server is not a Tocsin broker: {error}") from None

@@ -20,21 +20,17 @@ REASON_CHARS_MAX: Final = 1024
 _NO_HEADERS: Final[dict[str, str]] = {}
 
 
-class Content:
-    """The content of a message. While this object exists, the bytes of the whole push or answer
-    that brought the message stay in memory."""
+class Published:
+    """The part of a message that its publisher gave, and where it came from."""
 
-    __slots__ = ("_message", "_push", "key", "offset")
+    __slots__ = ("_message", "_push", "key")
 
     key: str | None
     """The routing and ordering key. None means that the message has no promised order."""
-    offset: int
-    """The offset of the message in its partition."""
 
-    def __init__(self, push: wire.Push, offset: int, message: wire.PushedMessage) -> None:
+    def __init__(self, push: wire.Push, message: wire.PushedMessage) -> None:
         self._push = push
         self._message = message
-        self.offset = offset
         self.key = message.key
 
     @property
@@ -78,23 +74,13 @@ class Content:
 
     @property
     def id(self) -> str:
-        """The id that the publisher gave. Without one, a name made of the log and the offset."""
-        return self._message.id or f"{self._push.id_prefix}{self.offset}"
+        """The id that the publisher gave. Without one, a name that the broker made."""
+        return self._message.id or ""
 
     @property
     def partition(self) -> int:
         """The number of the message's partition."""
         return self._push.partition
-
-    @property
-    def log(self) -> str:
-        """The name of the history that the offset counts in: "<queue's
-        id>-<generation>-<partition>".
-
-        A log and an offset never name two different messages. Empty if the message was not pushed
-        but pulled, peeked at, or listed as a dead letter.
-        """
-        return self._push.id_prefix[:-1]
 
     @property
     def published_unix_ms(self) -> int:
@@ -107,8 +93,47 @@ class Content:
         if it does not say."""
         return self._message.sent_unix_ms
 
+    @property
+    def deliver_at_unix_ms(self) -> int | None:
+        """The time at which the message was due, in Unix milliseconds; None if it was not
+        scheduled.
+
+        None, too, if the message was not pushed but pulled, peeked at, or listed as a dead letter.
+        """
+        return self._message.deliver_at_unix_ms
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} key={self.key!r}>"
+
+
+class Content(Published):
+    """The content of a message that is in a log. While this object exists, the bytes of the whole
+    push or answer that brought the message stay in memory."""
+
+    __slots__ = ("offset",)
+
+    offset: int
+    """The offset of the message in its partition."""
+
+    def __init__(self, push: wire.Push, offset: int, message: wire.PushedMessage) -> None:
+        super().__init__(push, message)
+        self.offset = offset
+
+    @property
+    def id(self) -> str:
+        """The id that the publisher gave. Without one, a name made of the log and the offset, or if
+        the message was scheduled, its ticket."""
+        return self._message.id or f"{self._push.id_prefix}{self.offset}"
+
+    @property
+    def log(self) -> str:
+        """The name of the history that the offset counts in: "<queue's
+        id>-<generation>-<partition>".
+
+        A log and an offset never name two different messages. Empty if the message was not pushed
+        but pulled, peeked at, or listed as a dead letter.
+        """
+        return self._push.id_prefix[:-1]
 
 
 class ReadMessage(Content):

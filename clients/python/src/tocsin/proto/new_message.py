@@ -37,6 +37,10 @@ class NewMessage(msgspec.Struct):
     repeatable, because a message of the same key and id within the queue's `dedup_window_s` is
     stored once. After `ttl_s` seconds the message is no longer delivered. `sent_unix_ms` travels
     with it unchanged.
+
+    `deliver_at`, a datetime with a time zone, or `delay_s`, counted from the moment at which the
+    broker receives the message, schedules it: no consumer gets it before. A time that has passed
+    means at once. A fraction of a millisecond is rounded up.
     """
 
     body: Any
@@ -46,6 +50,8 @@ class NewMessage(msgspec.Struct):
     ttl_s: float | None = None
     content_type: str | None = None
     sent_unix_ms: int | None = None
+    deliver_at: datetime | None = None
+    delay_s: float | None = None
 
 
 def encode_message(message: NewMessage) -> bytes:
@@ -73,6 +79,8 @@ def encode_message(message: NewMessage) -> bytes:
         headers,
         message.ttl_s,
         message.sent_unix_ms,
+        None if message.deliver_at is None else wire.unix_ms_after(message.deliver_at),
+        message.delay_s,
     )
     try:
         encoded = wire.encode(outgoing)
@@ -123,10 +131,34 @@ def _check(message: NewMessage) -> None:
         raise InvalidRequest("invalid_message", "ttl_s must be a number of seconds above 0")
     if not isinstance(message.sent_unix_ms, int | None):
         raise InvalidRequest("invalid_message", "sent_unix_ms must be a whole number")
+    _check_times(message.deliver_at, message.delay_s)
     if message.headers is not None and not all(
         isinstance(name, str) and isinstance(text, str) for name, text in message.headers.items()
     ):
         raise InvalidRequest("invalid_message", "headers must map texts to texts")
+
+
+def _check_times(deliver_at: object, delay_s: object) -> None:
+    if deliver_at is None and delay_s is None:
+        return
+    if deliver_at is not None and delay_s is not None:
+        raise InvalidRequest("invalid_message", "deliver_at and delay_s exclude each other")
+    if delay_s is not None and not (
+        isinstance(delay_s, int | float) and not isinstance(delay_s, bool) and 0 <= delay_s < 1e12
+    ):
+        raise InvalidRequest("invalid_message", "delay_s must be a number of seconds from 0 on")
+    if deliver_at is None:
+        return
+    if not isinstance(deliver_at, datetime):
+        raise InvalidRequest(
+            "invalid_message", f"deliver_at must be a datetime, not {deliver_at!r}"
+        )
+    if deliver_at.utcoffset() is None:
+        raise InvalidRequest(
+            "invalid_message",
+            "deliver_at has no time zone; give it one, as datetime.now(UTC) has, or with "
+            "deliver_at.astimezone() for a local time",
+        )
 
 
 # --- what JSON would lose -----------------------------------------------------------------------

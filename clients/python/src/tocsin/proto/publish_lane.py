@@ -22,6 +22,7 @@ A `Lane` numbers the messages, keeps each one until its final answer, and decide
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from random import Random
 from typing import Final, Protocol
 
@@ -45,18 +46,37 @@ LANE_BYTES_MAX: Final = 16 * 1_048_576
 """The number of bytes of a lane's unanswered messages from which on further publishes wait."""
 
 
-class Receipt(msgspec.Struct, gc=False):
+class Receipt(msgspec.Struct, gc=False, omit_defaults=True):
     """The place at which the broker has stored a message, and in `durability` how safely.
 
     `duplicate` means that the message was stored before, under the same id or sequence. `id` is the
     publisher's, or the name that the broker made; None if the broker gave none.
+
+    A message that is scheduled has no `offset` before it is due. It has a `ticket`, which names it
+    in `cancel_scheduled` and `change_scheduled`.
     """
 
     id: str | None
     partition: int
-    offset: int
+    offset: int | None
+    """The offset in the partition; None if the message is scheduled, and only then."""
     duplicate: bool
     durability: wire.Durability
+    ticket: str | None = None
+    due_unix_ms: int | None = None
+    """The time at which a scheduled message is due, in Unix milliseconds; None for any other one,
+    and for a duplicate."""
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the message waits until it is due."""
+        return self.ticket is not None
+
+    @property
+    def due(self) -> datetime | None:
+        """The time at which a scheduled message is due, in UTC; None where `due_unix_ms` is
+        None."""
+        return wire.time_at(self.due_unix_ms)
 
 
 Outcome = Receipt | TocsinError
@@ -264,8 +284,10 @@ class Lane:
                     name = f"{prefix}{partition}-{offset}"
                 receipt = Receipt(name, partition, offset, len(outcome) > 2, durability)
                 self._settle(entry, receipt)
+            elif isinstance(outcome, wire.AnswerBody) and outcome.ticket is not None:
+                self._settle(entry, _ticket(entry, outcome, durability))
             else:
-                error = _missing() if isinstance(outcome, list) else outcome.exception()
+                error = _refusal(outcome)
                 if error.code == LIMITED and now >= self._not_before:
                     # The messages before this one passed at once, so send no more than their
                     # number.
@@ -411,5 +433,28 @@ def _sequence(entry: _Entry) -> int:
     return entry.sequence
 
 
+def _ticket(entry: _Entry, answer: wire.AnswerBody, durability: wire.Durability) -> Receipt:
+    """Return the receipt of a message that is scheduled."""
+    name = answer.ticket if entry.id is None else entry.id
+    return Receipt(
+        name,
+        answer.partition,
+        None,
+        answer.duplicate,
+        durability,
+        answer.ticket,
+        answer.due_unix_ms,
+    )
+
+
+def _refusal(answer: wire.PublishAnswer) -> BrokerError:
+    """Return the error of an answer that is neither a place nor a ticket."""
+    if isinstance(answer, list) or not answer.code:
+        return _missing()
+    return answer.exception()
+
+
 def _missing() -> BrokerError:
-    return wire.ErrorBody("unknown", "the broker did not answer for this message", True).exception()
+    return wire.AnswerBody(
+        "unknown", "the broker did not answer for this message", True
+    ).exception()

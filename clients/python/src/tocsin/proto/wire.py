@@ -9,6 +9,7 @@ The decoder ignores fields and frames that it does not know, so that a newer bro
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 import msgspec
@@ -43,6 +44,8 @@ class OutgoingMessage(msgspec.Struct, omit_defaults=True, gc=False):
     headers: dict[str, str] | None = None
     ttl_s: float | None = None
     sent_unix_ms: int | None = None
+    deliver_at_unix_ms: int | None = None
+    delay_s: float | None = None
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -212,13 +215,19 @@ def publish_frame(
 # --- what the broker sends ----------------------------------------------------------------------
 
 
-class ErrorBody(msgspec.Struct, gc=False):
-    """An error in place of a receipt, for one message of a publish."""
+class AnswerBody(msgspec.Struct, gc=False):
+    """The answer to one message of a publish that is not stored in the log: a ticket, because it is
+    scheduled, or with a `code` an error."""
 
-    code: str
+    code: str = ""
     detail: str = ""
     retry: bool = False
     retry_after_s: float | None = None
+    partition: int = -1
+    ticket: str | None = None
+    due_unix_ms: int | None = None
+    """The time at which the message is due; None for a duplicate."""
+    duplicate: bool = False
 
     def exception(self) -> BrokerError:
         """Return the exception for this error."""
@@ -234,9 +243,9 @@ class Durability(msgspec.Struct, frozen=True):
     copies: int = 1
 
 
-PublishAnswer = list[int | bool] | ErrorBody
-"""[partition, offset], [partition, offset, true] of a duplicate, or the error of a message that was
-not stored."""
+PublishAnswer = list[int | bool] | AnswerBody
+"""[partition, offset], [partition, offset, true] of a duplicate, or an object: the ticket of a
+message that is scheduled, or the error of one that was not stored."""
 
 
 class Verdict(msgspec.Struct, rename={"first": "from", "last": "to"}):
@@ -301,7 +310,8 @@ class Ok(_Received, tag="ok"):
     """publish: one receipt or error for each message, in order (R5)."""
     durability: Durability = Durability()
     id_prefix: str | None = None
-    """publish: the beginning of the id of a message without one; "<partition>-<offset>" follows."""
+    """publish: the beginning of the id of a message without one; "<partition>-<offset>" follows. A
+    message that is scheduled has its ticket for an id."""
     lease_s: float | None = None
     """subscribe: the lease of a delivery, in seconds."""
     queue_id: str = ""
@@ -357,6 +367,7 @@ class PushedMessage(msgspec.Struct, gc=False):
     id: str | None = None
     headers: dict[str, str] | None = None
     sent_unix_ms: int | None = None
+    deliver_at_unix_ms: int | None = None
 
 
 class Push(_Received, tag="push"):
@@ -443,6 +454,27 @@ def decode(data: bytes) -> list[ReceivedFrame]:
     except msgspec.ValidationError:
         parts = _PARTS.decode(data) if data[:1] == b"[" else [msgspec.Raw(data)]
         return [_ONE.decode(part) for part in parts if _KIND.decode(part).get("type") in _KNOWN]
+
+
+# --- times --------------------------------------------------------------------------------------
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def time_at(unix_ms: int | None) -> datetime | None:
+    """Return the time of these Unix milliseconds, in UTC; None for None, and beyond the year
+    9999."""
+    if unix_ms is None:
+        return None
+    try:
+        return _EPOCH + timedelta(milliseconds=unix_ms)
+    except OverflowError:
+        return None
+
+
+def unix_ms_after(when: datetime) -> int:
+    """Return the first whole Unix millisecond that is not before a time with a time zone."""
+    return -((_EPOCH - when) // timedelta(milliseconds=1))
 
 
 # --- several frames in a message ----------------------------------------------------------------
