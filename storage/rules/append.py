@@ -42,6 +42,8 @@ SEQUENCE_TOO_OLD: Final = NotStored("sequence_too_old")
 OUT_OF_SEQUENCE: Final = NotStored("out_of_sequence")
 TOO_MANY_IN_FLIGHT: Final = NotStored("too_many_in_flight")
 CANCELLED_BEFORE: Final = NotStored("cancelled")
+FindIds = Callable[[list[bytes]], dict[bytes, int]]
+"""Returns digest → place of those of these client ids that are remembered."""
 SEALED: Final = "storage_unavailable"
 """Code of the answer to a new message for a sealed partition. The message was not stored, and may
 succeed when it is sent again, because the ring of the next epoch routes it elsewhere (R27)."""
@@ -375,7 +377,7 @@ def append_record(
     header: Header,
     *,
     line_of: Callable[[bytes], ProducerLine],
-    find_ids: Callable[[list[bytes]], dict[bytes, int]],
+    find_ids: FindIds,
     refuse: str | None,
 ) -> Effect:
     """Append the new messages of a record to the log.
@@ -458,40 +460,31 @@ def _append_singly(
     header: Header,
     *,
     line_of: Callable[[bytes], ProducerLine],
-    find_ids: Callable[[list[bytes]], dict[bytes, int]],
+    find_ids: FindIds,
     refuse: str | None,
 ) -> Effect:
     first, count = log.next_offset, header.count
     digests = header.digests if append.dedup_window_s > 0 else []
     known = find_ids([digest for digest in digests if digest != NO_DIGEST]) if digests else {}
-    lines: dict[bytes, ProducerLine] = {}
-    ids: list[tuple[bytes, int]] = []
-    stored_bytes = 0
+    effect = Effect(Appended(first, 0, first, log.generation), 0)
     outcomes: list[Outcome] = []
     skips: list[int] = []
-    due: list[tuple[int, int]] = []
     for index in range(count):
         line, sequence = None, 0
         outcome: Outcome | None = None
         if header.producers and header.producer_indexes[index]:
             producer, resolved = header.producers[header.producer_indexes[index] - 1]
-            line = lines.get(producer)
+            line = effect.lines.get(producer)
             if line is None:
-                line = lines[producer] = line_of(producer)
+                line = effect.lines[producer] = line_of(producer)
             sequence = header.sequences[index]
-            judged = line.judge(sequence, resolved)
-            outcome = (
-                known_outcome(judged.offset, find_ids) if isinstance(judged, Stored) else judged
-            )
-        digest = digests[index] if digests else NO_DIGEST
+            outcome = _outcome_of(line.judge(sequence, resolved), find_ids)
         if outcome is None:
-            size = header.sizes[index]
+            digest = digests[index] if digests else NO_DIGEST
             if digest in known:
                 outcome = known_outcome(known[digest], find_ids)
-            elif header.deliver_at_unix_ms:
-                outcome = _schedule(log, append, size, refuse)
             else:
-                outcome = _place(log, append, size, refuse)
+                outcome = _place(log, append, header, index, refuse)
             if isinstance(outcome, NotStored):
                 if line is not None:
                     line.order.refuse(sequence)
@@ -502,15 +495,15 @@ def _append_singly(
                 if digest != NO_DIGEST and not outcome.duplicate:
                     known[digest] = place
                     if isinstance(outcome, Stored):
-                        ids.append((digest, place))
+                        effect.ids.append((digest, place))
         if isinstance(outcome, Scheduled) and not outcome.duplicate:
-            due.append((index, outcome.number))
+            effect.due.append((index, outcome.number))
         if isinstance(outcome, Stored) and not outcome.duplicate:
-            stored_bytes += header.sizes[index]
+            effect.size += header.sizes[index]
         else:
             skips.append(index)
         outcomes.append(outcome)
-    appended = Appended(
+    effect.appended = Appended(
         first,
         count - len(skips),
         log.next_offset,
@@ -518,7 +511,7 @@ def _append_singly(
         tuple(outcomes) if skips else None,
         tuple(skips),
     )
-    return Effect(appended, stored_bytes, lines, ids, due)
+    return effect
 
 
 def place_of(outcome: Stored | Scheduled) -> int:
@@ -526,7 +519,12 @@ def place_of(outcome: Stored | Scheduled) -> int:
     return outcome.offset if isinstance(outcome, Stored) else TICKET + outcome.number
 
 
-def known_outcome(place: int, find_ids: Callable[[list[bytes]], dict[bytes, int]]) -> Outcome:
+def _outcome_of(judged: Stored | NotStored | None, find_ids: FindIds) -> Outcome | None:
+    """Return the outcome of a message by what its producer's line knows."""
+    return known_outcome(judged.offset, find_ids) if isinstance(judged, Stored) else judged
+
+
+def known_outcome(place: int, find_ids: FindIds) -> Outcome:
     """Return the outcome of a message that comes again, by the place of the first time."""
     if place < TICKET:
         return Stored(place, duplicate=True)
@@ -536,16 +534,15 @@ def known_outcome(place: int, find_ids: Callable[[list[bytes]], dict[bytes, int]
     return Scheduled(place - TICKET, duplicate=True)
 
 
-def _schedule(
-    log: PartitionLog, append: Append, size: int, refuse: str | None
-) -> Scheduled | NotStored:
-    """Take a new message into the due store, unless it is refused. Returns the outcome."""
-    code = refuse or log.due_refusal(append, size)
-    return NotStored(code) if code is not None else Scheduled(log.schedule(size))
-
-
-def _place(log: PartitionLog, append: Append, size: int, refuse: str | None) -> Stored | NotStored:
-    """Append a new message, unless it is refused. Returns the outcome."""
+def _place(
+    log: PartitionLog, append: Append, header: Header, index: int, refuse: str | None
+) -> Stored | Scheduled | NotStored:
+    """Take a new message into the log, or into the due store if it is scheduled, unless it is
+    refused. Returns the outcome."""
+    size = header.sizes[index]
+    if header.deliver_at_unix_ms:
+        code = refuse or log.due_refusal(append, size)
+        return NotStored(code) if code is not None else Scheduled(log.schedule(size))
     code = refuse or log.refusal(append, 1, size)
     if code is not None:
         return NotStored(code)

@@ -128,20 +128,9 @@ def append(
     """Return a record: `messages` without sequences, or runs of (producer, resolved, sequences).
     `sizes`: the size of each message, if they are not all of one `size`. `due`: when each message
     is due, if they are scheduled, in seconds after START_UNIX_S."""
-    contexts: list[tuple[bytes, int]] = []
-    indexes: list[int] = []
-    numbers: list[int] = []
-    bodies: list[bytes] = []
-    for producer, resolved, sequences in runs or [
-        (None, 0, [0] * (messages or len(ids) or len(sizes)))
-    ]:
-        if producer is not None:
-            contexts.append((producer, resolved))
-        for sequence in sequences:
-            indexes.append(len(contexts) if producer is not None else 0)
-            numbers.append(sequence)
-            own = sizes[len(bodies)] if sizes else size
-            bodies.append(body(sequence if producer is not None else len(bodies), own))
+    contexts, indexes, numbers, bodies = _columns(
+        runs or [(None, 0, [0] * (messages or len(ids) or len(sizes) or len(due)))], sizes, size
+    )
     names = [*ids, *[None] * (len(bodies) - len(ids))]
     header = Header(
         tenant=0,
@@ -170,6 +159,26 @@ def append(
         due_messages_max=due_messages_max,
         due_bytes_max=due_bytes_max,
     )
+
+
+def _columns(
+    runs: Sequence[tuple[bytes | None, int, Sequence[int]]], sizes: Sequence[int], size: int
+) -> tuple[list[tuple[bytes, int]], list[int], list[int], list[bytes]]:
+    """Return the contexts of a record of these runs, and for each message the index of its context,
+    its sequence and its body."""
+    contexts: list[tuple[bytes, int]] = []
+    indexes: list[int] = []
+    numbers: list[int] = []
+    bodies: list[bytes] = []
+    for producer, resolved, sequences in runs:
+        if producer is not None:
+            contexts.append((producer, resolved))
+        for sequence in sequences:
+            indexes.append(len(contexts) if producer is not None else 0)
+            numbers.append(sequence)
+            own = sizes[len(bodies)] if sizes else size
+            bodies.append(body(sequence if producer is not None else len(bodies), own))
+    return contexts, indexes, numbers, bodies
 
 
 def due_unix_ms(after_s: float) -> int:
