@@ -468,6 +468,9 @@ class PulledMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     body_base64: str | None = None
     content_type: str | None = None
     headers: dict[str, str] | None = None
+    sent_unix_ms: int | None = None
+    deliver_at_unix_ms: int | None = None
+    """When the message was due, if it was scheduled."""
 
 
 class PullSettled(msgspec.Struct, frozen=True, kw_only=True):
@@ -558,6 +561,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     content_type: str | None = None
     headers: dict[str, str] | None = None
     sent_unix_ms: int | None = None
+    deliver_at_unix_ms: int | None = None
+    """When the message was due, if it was scheduled."""
 
 
 class PeekedMessage(Shown, frozen=True, kw_only=True, omit_defaults=True):

@@ -359,6 +359,8 @@ class PullConsumer:
             body_base64=message.body_base64,
             content_type=message.content_type,
             headers=message.headers,
+            sent_unix_ms=message.sent_unix_ms,
+            deliver_at_unix_ms=message.deliver_at_unix_ms,
         )
 
     def holds(self, more: int) -> None:

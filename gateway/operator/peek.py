@@ -129,6 +129,7 @@ def content_of(message: Message) -> dict[str, Any]:
         "content_type": message.content_type,
         "headers": message.headers,
         "sent_unix_ms": message.sent_unix_ms,
+        "deliver_at_unix_ms": message.deliver_at_unix_ms,
     }
     return content if message.id is None else {**content, "id": message.id}
 

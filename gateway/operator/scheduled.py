@@ -328,6 +328,7 @@ def _shown(one: DueMessage, id_prefix: str, may_read: May) -> ScheduledMessage:
         content = {"key": message.key}
     else:
         content["ttl_s"] = message.ttl_s
+        del content["deliver_at_unix_ms"]  # it is `due_unix_ms`
     return ScheduledMessage(
         **{
             **content,

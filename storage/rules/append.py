@@ -466,7 +466,8 @@ def _append_singly(
     first, count = log.next_offset, header.count
     digests = header.digests if append.dedup_window_s > 0 else []
     known = find_ids([digest for digest in digests if digest != NO_DIGEST]) if digests else {}
-    effect = Effect(Appended(first, 0, first, log.generation), 0)
+    size, lines = 0, dict[bytes, ProducerLine]()
+    ids, due = list[tuple[bytes, int]](), list[tuple[int, int]]()
     outcomes: list[Outcome] = []
     skips: list[int] = []
     for index in range(count):
@@ -474,9 +475,9 @@ def _append_singly(
         outcome: Outcome | None = None
         if header.producers and header.producer_indexes[index]:
             producer, resolved = header.producers[header.producer_indexes[index] - 1]
-            line = effect.lines.get(producer)
+            line = lines.get(producer)
             if line is None:
-                line = effect.lines[producer] = line_of(producer)
+                line = lines[producer] = line_of(producer)
             sequence = header.sequences[index]
             outcome = _outcome_of(line.judge(sequence, resolved), find_ids)
         if outcome is None:
@@ -495,15 +496,15 @@ def _append_singly(
                 if digest != NO_DIGEST and not outcome.duplicate:
                     known[digest] = place
                     if isinstance(outcome, Stored):
-                        effect.ids.append((digest, place))
+                        ids.append((digest, place))
         if isinstance(outcome, Scheduled) and not outcome.duplicate:
-            effect.due.append((index, outcome.number))
+            due.append((index, outcome.number))
         if isinstance(outcome, Stored) and not outcome.duplicate:
-            effect.size += header.sizes[index]
+            size += header.sizes[index]
         else:
             skips.append(index)
         outcomes.append(outcome)
-    effect.appended = Appended(
+    appended = Appended(
         first,
         count - len(skips),
         log.next_offset,
@@ -511,7 +512,7 @@ def _append_singly(
         tuple(outcomes) if skips else None,
         tuple(skips),
     )
-    return effect
+    return Effect(appended, size, lines, ids, due)
 
 
 def place_of(outcome: Stored | Scheduled) -> int:

@@ -265,3 +265,15 @@ async def test_changes_at_the_same_time_are_one_after_the_other(house: House) ->
     _, shown = await ask(house, "GET", "/scheduled/x?key=k")
     assert shown["body"] in range(1, 6)
     assert shown["due_unix_ms"] > (time.time() + 8900) * 1000
+
+
+async def test_pulls_and_peeks_say_when_a_message_was_due(house: House) -> None:
+    await house.group(house.find())
+    (one,) = await publish(house, later(1, 0.01, id="x", sent_unix_ms=7))
+    status, pulled = await ask(house, "POST", "/groups/billing/pull", {"wait_s": 10})
+    assert status == 200
+    (message,) = pulled["messages"]
+    assert message["deliver_at_unix_ms"] == one["due_unix_ms"]
+    assert message["sent_unix_ms"] == 7
+    _, peeked = await ask(house, "GET", "/peek")
+    assert [each["deliver_at_unix_ms"] for each in peeked["messages"]] == [one["due_unix_ms"]]
