@@ -275,5 +275,5 @@ async def test_pulls_and_peeks_say_when_a_message_was_due(house: House) -> None:
     (message,) = pulled["messages"]
     assert message["deliver_at_unix_ms"] == one["due_unix_ms"]
     assert message["sent_unix_ms"] == 7
-    _, peeked = await ask(house, "GET", "/peek")
+    _, peeked = await ask(house, "GET", "/messages")
     assert [each["deliver_at_unix_ms"] for each in peeked["messages"]] == [one["due_unix_ms"]]
