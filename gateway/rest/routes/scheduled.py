@@ -1,4 +1,5 @@
-"""REST: scheduled messages, which wait until they are due: list, show, cancel and change them."""
+"""REST: scheduled messages, which wait until they are due: list, show, cancel and change them, and
+have a gateway believe its clock."""
 
 from typing import Final
 
@@ -7,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.broker import Broker
-from gateway.operator.scheduled import Change, May, ScheduledList, ScheduledMessage
+from gateway.operator.scheduled import Believed, Change, May, ScheduledList, ScheduledMessage
 from gateway.rest.accounting import act_of, hash_text
 from gateway.rest.operation import (
     Answer,
@@ -66,6 +67,17 @@ async def change_scheduled(broker: Broker, request: Request) -> Response:
     _note(request, queue, key)
     may = _may(request, "manage", "publish")
     return reply(await broker.scheduled.change(queue, _id(request), key, change, may))
+
+
+async def believe_clock(broker: Broker, request: Request) -> Response:
+    """Have this gateway move scheduled messages by its clock as it is now, because an operator says
+    that the clock is right. After a jump of the clock by more than a minute nothing is moved for
+    five minutes. Each gateway has a clock of its own: this is about the one that answers."""
+    mover = broker.mover
+    jump_s = round(mover.jump_s, 3)
+    act_of(request).about(jump_s=jump_s)
+    mover.believe_clock()
+    return reply(Believed(jump_s=jump_s, moving=mover.doubt_s <= 0))
 
 
 def _id(request: Request) -> str:
@@ -154,5 +166,14 @@ OPERATIONS: Final = (
             "overloaded",
         ),
         act="scheduled.change",
+    ),
+    Operation(
+        "POST",
+        "/v1/scheduled/believe-clock",
+        "Have this gateway believe its clock after a jump.",
+        believe_clock,
+        {200: Answer("Scheduled messages are moved.", Believed)},
+        needs="manage every",
+        act="scheduled.believe_clock",
     ),
 )

@@ -10,6 +10,7 @@ import click
 
 from tocsin import __version__
 from tocsin.cli.alerting import alert
+from tocsin.cli.clock import believe_clock
 from tocsin.cli.common import target_options_and_variables
 from tocsin.cli.consume import consume
 from tocsin.cli.dead_letters import dead_letters
@@ -141,3 +142,4 @@ cli.add_command(publish)
 cli.add_command(consume)
 cli.add_command(pull)
 cli.add_command(ticket)
+cli.add_command(believe_clock)
