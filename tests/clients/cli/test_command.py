@@ -337,7 +337,7 @@ def test_every_verb_teaches_with_help() -> None:
     for path in verbs(command.cli):
         done = CliRunner().invoke(command.cli, [*path, "--help"])
         assert done.exit_code == 0
-        if path[0] in ("publish", "consume", "pull", "ticket") or path[1] in ("create", "seek"):
+        if len(path) == 1 or path[1] in ("create", "seek"):
             assert "Examples:" in done.output
 
 
