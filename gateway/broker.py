@@ -175,9 +175,7 @@ class Broker:
         self.readers = Readers(looking, self.tail, log, self.counting)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), owner_client)
         self.janitor = self._janitor_of(context, temporary_owner)
-        changed = self.queue_stats.on_change
-        self.scheduled = ScheduledMessages(looking, changed=changed)
-        self.mover = Mover(looking, metadata, self.groups.presence, changed=changed)
+        self.scheduled, self.mover = self._scheduling_of(looking)
         self.tail.watch(self.janitor.touched)
         self.hit_rates: dict[str, HitRateSource] = self._caches()
         """Hit rates of all caches; the server adds those of its own parts."""
@@ -202,6 +200,12 @@ class Broker:
             self.counting,
             self.nack_reasons,
         )
+
+    def _scheduling_of(self, looking: Storage) -> tuple[ScheduledMessages, Mover]:
+        """Compose the acts on scheduled messages, and what moves them when they are due."""
+        changed = self.queue_stats.on_change
+        mover = Mover(looking, self.metadata, self.groups.presence, changed=changed)
+        return ScheduledMessages(looking, changed=changed), mover
 
     def _operations_of(self, looking: Storage) -> QueueOperations:
         """Compose the acts of operators on queues, such as pause, seek, purge, peek and redrive."""

@@ -85,7 +85,7 @@ class QueueStats:
     descriptions: list[dict[str, object]]
     """Fields of each partition, as the description of the queue shows them."""
     scheduled: ScheduledFigures
-    """What waits until it is due. It is none of what the queue retains."""
+    """Messages that wait until they are due. The queue does not retain them yet."""
     groups: dict[str, GroupStats] = field(default_factory=dict)
     oldest_unix_ms: int | None = None
     """Publish time of the oldest retained message; None if the queue is empty."""

@@ -148,9 +148,11 @@ class Explainer:
 
     # --- Looking -------------------------------------------------------------------------------
 
-    async def _scheduled(self, partition: Partition, key: str, hashed: int) -> ScheduledOfKey | None:
-        """Return what of the key waits until it is due; None: nothing was found. Another key of the
-        same hash may take places among the SCHEDULED_MAX that are read."""
+    async def _scheduled(
+        self, partition: Partition, key: str, hashed: int
+    ) -> ScheduledOfKey | None:
+        """Return how many messages of the key wait until they are due; None: none was found. Another
+        key of the same hash may take places among the SCHEDULED_MAX that are read."""
         count_max = SCHEDULED_MAX + 1
         look = await self._storage.due.look(partition, key_hash=hashed, count_max=count_max)
         is_exact = len(look.messages) < count_max

@@ -75,7 +75,7 @@ class Believed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a scheduled message becomes: another time, another content, or both. What is left out
+    """A change of a scheduled message: another time, another content, or both. What is left out
     stays. A body takes the place of the whole content (body, `content_type`, headers, `ttl_s`)."""
 
     deliver_at_unix_ms: int | None = None

@@ -31,8 +31,8 @@ _PARAMETERS: Final = {
     "queue": "The queue's name: 1 to 128 of A-Z a-z 0-9 . _ - and the first a letter or digit.",
     "group": "The group's name, of the same form.",
     "session": "The `session` of the answer to `POST /v1/sessions`, not that of its `welcome`.",
-    "id": "The client's id of a scheduled message, or its ticket. An id with a slash, or the id of a "
-    "message without a key that looks like a ticket, is named by the ticket.",
+    "id": "The client's id of a scheduled message, or its ticket. An id with a slash, or the id of "
+    "a message without a key that looks like a ticket, is named by the ticket.",
 }
 _LENGTHS: Final = {"id": 1024}
 

@@ -498,7 +498,7 @@ def _standing(one: Json) -> dict[str, Shown]:
 def scheduled(answer: Json) -> Expected:
     """Scheduled messages, all of them opened."""
     found = answer["messages"]
-    said = f"{counted(len(found), 'message')} of {counted(answer['count'], 'message')}, by time."
+    said = f"{len(found):,} of {counted(answer['count'], 'message')}, by time."
     expected: Expected = {("scheduled-count", who()): text(said)}
     for one in found:
         mine = who(ticket=one["ticket"])

@@ -298,7 +298,7 @@ async def test_what_is_to_come_is_found_moved_and_cancelled(
     found = view.page.locator('details[data-testid="scheduled"]')
     ids = view.page.get_by_test_id("scheduled-short-id")
     await expect(found).to_have_count(50)
-    await expect(view.at("scheduled-count")).to_have_text("50 messages of 60 messages, by time.")
+    await expect(view.at("scheduled-count")).to_have_text("50 of 60 messages, by time.")
     await expect(view.page.get_by_test_id("scheduled-due").first).to_have_text(
         re.compile("^in (2 h 0 min|1 h 59 min)$")
     )

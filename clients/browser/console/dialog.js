@@ -118,7 +118,8 @@ class Dialog {
     const say = (/** @type {string} */ text) => this.#say(text, "");
     try {
       say("Asking the broker …");
-      this.done = await this.asking.run(say, () => this.isStopped, valueOf(this.choice ?? this.time));
+      const chosen = valueOf(this.choice ?? this.time);
+      this.done = await this.asking.run(say, () => this.isStopped, chosen);
       this.element.close();
     } catch (error) {
       const { what, remedy } = tell(error);

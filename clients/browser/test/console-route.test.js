@@ -33,7 +33,8 @@ test("nothing behind the # is the overview", () => {
 test("an address that means nothing is told, and never thrown", () => {
   const wrong = ["#/foo", "#/queues/orders/foo", "#/queues/-x", "#/queues/%", "#/queues/a%2Fb",
     "#/queues/orders/groups", "#/queues/orders/groups/b/foo", "#/queues/orders/groups/b/parked/x",
-    "#/queues/orders/messages/x", "#/queues/orders/scheduled/x", "#/sessions/x", `#/queues/${"x".repeat(129)}`, "#main",
+    "#/queues/orders/messages/x", "#/queues/orders/scheduled/x", "#/sessions/x",
+    `#/queues/${"x".repeat(129)}`, "#main",
     "#/queues/<script>", "#/clusters/x"];
   for (const hash of wrong) assert.equal(parseRoute(hash).view, "unknown", hash);
   assert.equal(parseRoute(`#/queues/${"x".repeat(128)}`).view, "queue");

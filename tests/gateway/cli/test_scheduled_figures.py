@@ -36,7 +36,7 @@ async def test_a_clock_is_believed_because_an_operator_says_so(house: House, run
     mover.wall = lambda: real() - 7200
     await becomes(lambda: mover.doubt_s)
     fields = status_fields({"scheduled": mover.facts()})
-    assert str(fields["scheduled stopped"])in ("5m", "4m 59s", "4m 58s")
+    assert str(fields["scheduled stopped"]) in ("5m", "4m 59s", "4m 58s")
     assert str(fields["scheduled clock jump"]).startswith("-7")
     done = await run("believe-clock")
     assert (done.exit_code, "was set back by 2h, and is believed." in done.output) == (0, True)

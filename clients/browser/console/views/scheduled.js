@@ -1,7 +1,7 @@
 // @ts-check
 /** What is to come of a queue, by time: scheduled messages; move and cancel them. */
 
-import { formatBytes, plural, visibleText } from "../../shared/format.js";
+import { formatBytes, formatCount, plural, visibleText } from "../../shared/format.js";
 import { shorten } from "../bodies.js";
 import { askAndDo } from "../dialog.js";
 import {
@@ -77,7 +77,7 @@ export class ScheduledView extends Looking {
   countText(shown, answer) {
     if (!this.query.key) {
       const all = plural(answer.count, "message");
-      return shown ? `${plural(shown, "message")} of ${all}, by time.` : "Nothing is scheduled.";
+      return shown ? `${formatCount(shown)} of ${all}, by time.` : "Nothing is scheduled.";
     }
     const more = answer.next ? " so far; there may be more" : "";
     return `${shown ? plural(shown, "message") : "No message"} of this key${more}.`;

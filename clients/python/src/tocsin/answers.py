@@ -363,7 +363,7 @@ class Explanation(TypedDict):
     now_unix_ms: int
     groups: list[KeyInGroup]
     scheduled: NotRequired[ScheduledOfKey]
-    """What of the key is not due yet; left out if nothing is."""
+    """Messages of the key that are not due yet; left out if there are none."""
 
 
 class _HeldKey(TypedDict):
