@@ -151,8 +151,8 @@ class Explainer:
     async def _scheduled(
         self, partition: Partition, key: str, hashed: int
     ) -> ScheduledOfKey | None:
-        """Return how many messages of the key wait until they are due; None: none was found. Another
-        key of the same hash may take places among the SCHEDULED_MAX that are read."""
+        """Return how many messages of the key wait until they are due; None: none was found.
+        Another key of the same hash may take places among the SCHEDULED_MAX that are read."""
         count_max = SCHEDULED_MAX + 1
         look = await self._storage.due.look(partition, key_hash=hashed, count_max=count_max)
         is_exact = len(look.messages) < count_max

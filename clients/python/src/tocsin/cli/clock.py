@@ -21,10 +21,10 @@ from tocsin.io.requests import object_of
 def believe_clock(target: Target, as_json: bool) -> None:
     """Have the broker deliver scheduled messages again after its clock has jumped.
 
-    If the broker's clock is set ahead or back by more than a minute, the broker delivers nothing
-    that was scheduled for five minutes, because it would be gone for good if the clock was wrong.
-    This says that the clock is right now. Everything that is due by it is delivered at once. Look
-    at the clock of the broker's machine before.
+    If the broker's clock is set ahead or back by more than a minute, the broker delivers no
+    scheduled message for five minutes, because one that is delivered too early cannot be taken
+    back. This command says that the clock is right now. Everything that is due by it is delivered
+    at once. Look at the clock of the broker's machine before.
 
     Each gateway has a clock of its own. This is about the gateway that answers: behind a balancer,
     give the address of one gateway with --url. It needs the right to manage every queue.
