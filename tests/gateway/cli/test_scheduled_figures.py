@@ -3,6 +3,8 @@ on a socket."""
 
 import json
 
+import pytest
+
 from gateway.cli.serve import status_fields
 from metadata.catalog import Queue
 from tests.gateway.cli.test_upkeep_command import Run, queue, run, url
@@ -43,3 +45,15 @@ async def test_a_clock_is_believed_because_an_operator_says_so(house: House, run
     assert mover.doubt_s == 0
     again = json.loads((await run("believe-clock", "--json")).output)
     assert (round(again["jump_s"]), again["moving"]) == (-7200, True)
+
+
+async def test_what_a_purge_would_delete_has_what_is_scheduled(
+    house: House, queue: Queue, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await outcomes(house, message(1, delay_s=900))
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    refused = await run("queue", "purge", "orders", given="others\n")
+    said = "deletes all messages in orders, 4 messages and 1 scheduled message, at"
+    assert said in refused.output
+    done = await run("queue", "purge", "orders", given="orders\n")
+    assert done.stdout.splitlines()[-1].startswith("Deleted 5 messages of orders at ")
