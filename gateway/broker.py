@@ -42,7 +42,7 @@ from gateway.operator.metrics import GatewayMetrics, Sources
 from gateway.operator.operations import QueueOperations
 from gateway.operator.parking import ParkingDecisions
 from gateway.operator.removal import Begin, RemovalCounter, Removed, check_agreed
-from gateway.operator.scheduled import ScheduledMessages
+from gateway.operator.scheduled import ScheduledMessages, stopped_notes
 from gateway.operator.settings_change import SettingsChanges
 from gateway.operator.waiting import WaitingKeys
 from gateway.publish.batch import (
@@ -174,8 +174,7 @@ class Broker:
         self.readers = Readers(looking, self.tail, log, self.counting)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), owner_client)
         self.janitor = self._janitor_of(context, temporary_owner)
-        self.scheduled = ScheduledMessages(looking)
-        self.mover = Mover(looking, metadata, self.groups.presence)
+        self.scheduled, self.mover = self._scheduling_of(looking)
         self.tail.watch(self.janitor.touched)
         self.hit_rates: dict[str, HitRateSource] = self._caches()
         """Hit rates of all caches; the server adds those of its own parts."""
@@ -200,6 +199,12 @@ class Broker:
             self.counting,
             self.nack_reasons,
         )
+
+    def _scheduling_of(self, looking: Storage) -> tuple[ScheduledMessages, Mover]:
+        """Compose the acts on scheduled messages, and what moves them when they are due."""
+        changed = self.queue_stats.on_change
+        mover = Mover(looking, self.metadata, self.groups.presence, changed=changed)
+        return ScheduledMessages(looking, changed=changed), mover
 
     def _operations_of(self, looking: Storage) -> QueueOperations:
         """Compose the acts of operators on queues, such as pause, seek, purge, peek and redrive."""
@@ -244,6 +249,7 @@ class Broker:
             pulls=self.pulls,
             readers=self.readers,
             dead_letters=self.dead_letters,
+            mover=self.mover,
             limiter=self.limiter,
             log=self.delivery_log,
             alerting=self.alerting,
@@ -398,6 +404,11 @@ class Broker:
         """Return why this gateway is not ready for traffic, one sentence for each reason; [] if it
         is ready."""
         return await self._availability.reasons()
+
+    def notes(self) -> list[str]:
+        """Return what rests at this gateway although it is ready, one sentence for each thing; []
+        if nothing does."""
+        return stopped_notes(self.mover.doubt_s, self.mover.jump_s)
 
     # --- Queues --------------------------------------------------------------------------------
 
@@ -586,6 +597,7 @@ class Broker:
             "pulls_waiting": self.pulls.waiting,
             **self.groups.facts(),
             "dead_letters_moved": self.dead_letters.moved_total,
+            "scheduled": self.mover.facts(),
             "damage_reports": int(state.detail.get("damage_reports", "0")),
             "caches": describe_hit_rates(self.hit_rates),
             "limits": self.limiter.status(),

@@ -153,6 +153,17 @@ class QueuePartition(msgspec.Struct, frozen=True, kw_only=True):
     """The storage cluster that has it; left out if the broker has one storage."""
 
 
+class ScheduledFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of a queue that wait until they are due. They are in no log yet, and in none of
+    the other figures of the queue."""
+
+    messages: int
+    bytes: int
+    """Their size as JSON."""
+    next_unix_ms: int | None
+    """Time at which the first of them is due; null if there is none."""
+
+
 class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A storage cluster."""
 
@@ -339,6 +350,18 @@ class KeyInGroup(msgspec.Struct, frozen=True, kw_only=True):
     without a head nothing is known, and `messages` counts what was found."""
 
 
+class ScheduledOfKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of a key that wait until they are due."""
+
+    messages: int
+    next_unix_ms: int
+    """Time at which the first of them is due."""
+    is_exact: bool
+    """False if there may be more: at least this many messages wait."""
+    text: str
+    """The same in words, for people."""
+
+
 class Explained(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The partition of a key, and for each group what the key waits for."""
 
@@ -350,6 +373,9 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     paused: bool
     now_unix_ms: int
     groups: list[KeyInGroup]
+    scheduled: ScheduledOfKey | None = None
+    """Messages of the key that are not due yet, and that no group knows; left out if there are
+    none."""
     next: str | None = None
     """Value for `?after=<this>` to get more groups; left out if there are no more."""
 

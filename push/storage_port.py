@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, Protocol
 
+from push import limits
 from push.due import DueMessage, DuePlace, DueRead, DueState
 from push.histogram import Took
 from push.letters import Inbox
@@ -405,9 +406,10 @@ class DueStore(Protocol):
         id_hash: int | None = None,
         after: DuePlace | None = None,
         count_max: int = 100,
+        bytes_max: int = limits.LOOK_BYTES_MAX,
     ) -> DueRead:
         """Return the first messages after a place, in order, also those that are not due: all, or
-        those with this hash of the key, of the id, or both."""
+        those with this hash of the key, of the id, or both. Bounded as `first` is."""
 
     async def cancel(self, partition: Partition, number: int, *, remember_s: float) -> bool:
         """Remove a message for good. Returns False, and nothing happened, if it does not wait

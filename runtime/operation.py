@@ -23,12 +23,15 @@ class Health(msgspec.Struct):
     status: str
 
 
-class Readiness(msgspec.Struct):
+class Readiness(msgspec.Struct, omit_defaults=True):
     """The answer of /readyz. `not_ready` has a sentence for each thing that is not ready. If it is
     empty, the process takes traffic."""
 
     ready: bool
     not_ready: list[str]
+    notes: list[str] = []
+    """A sentence for each thing that rests although the process takes traffic; left out if there
+    is none."""
 
 
 async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -> bytes:

@@ -11,7 +11,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 
+from push import limits
 from push.due import TICKET, DueMessage, DuePlace, DueRead, DueState, fate_mark, place_in_order
 from push.errors import Refused, Unknown
 from push.places import CursorPlace, Durability, ParkedLine, Partition
@@ -686,21 +688,18 @@ class MemoryDueStore:
         if at is None:
             return DueRead(())
         fitting = at.in_order()
-        count, size = 0, 0
-        for one in fitting:
-            size += one.size
-            if one.message.due_unix_ms > until_unix_ms or count == count_max:
-                break
-            if count and size > bytes_max:
-                break
-            count += 1
-        return self._read(at, fitting, count)
+        due = [one for one in fitting if one.message.due_unix_ms <= until_unix_ms]
+        return self._read(at, fitting, min(len(due), count_max), bytes_max)
 
     def _enter(self, partition: Partition) -> MemoryPartition | None:
         self._storage.enter()
         return self._storage.find(partition)
 
-    def _read(self, at: MemoryPartition, fitting: Sequence[StoredDue], count: int) -> DueRead:
+    def _read(
+        self, at: MemoryPartition, fitting: Sequence[StoredDue], count: int, bytes_max: int
+    ) -> DueRead:
+        sizes = accumulate(one.size for one in fitting[:count])
+        count = max(sum(size <= bytes_max for size in sizes), min(count, 1))
         opened, damaged = at.open_due(fitting[:count])
         rest = fitting[count:]
         next_unix_ms = rest[0].message.due_unix_ms if rest else None
@@ -748,6 +747,7 @@ class MemoryDueStore:
         id_hash: int | None = None,
         after: DuePlace | None = None,
         count_max: int = 100,
+        bytes_max: int = limits.LOOK_BYTES_MAX,
     ) -> DueRead:
         at = self._enter(partition)
         if at is None:
@@ -759,7 +759,7 @@ class MemoryDueStore:
             and id_hash in (None, one.message.id_hash)
             and (after is None or place_in_order(one.message) > after)
         ]
-        return self._read(at, fitting, count_max)
+        return self._read(at, fitting, count_max, bytes_max)
 
     async def cancel(self, partition: Partition, number: int, *, remember_s: float) -> bool:
         wall = self._storage.enter()

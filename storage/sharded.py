@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from push import limits
 from push.due import DueMessage, DuePlace, DueRead, DueState
 from push.errors import TocsinError, Unknown
 from push.letters import AnyLetter, Inbox
@@ -193,9 +194,15 @@ class ShardedDueStore:
         id_hash: int | None = None,
         after: DuePlace | None = None,
         count_max: int = 100,
+        bytes_max: int = limits.LOOK_BYTES_MAX,
     ) -> DueRead:
         return await self._at(partition).look(
-            partition, key_hash=key_hash, id_hash=id_hash, after=after, count_max=count_max
+            partition,
+            key_hash=key_hash,
+            id_hash=id_hash,
+            after=after,
+            count_max=count_max,
+            bytes_max=bytes_max,
         )
 
     async def cancel(self, partition: Partition, number: int, *, remember_s: float) -> bool:

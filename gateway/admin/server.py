@@ -248,9 +248,9 @@ async def _delete_queue(broker: Broker, audit: Audit, request: Request) -> Respo
 
 
 async def _contents(broker: Broker, who: Principal, name: str) -> dict[str, Any]:
-    """Count the messages and groups that are deleted with a queue. If the storage is away, the
-    messages are left out, because the queue can be deleted nevertheless. Raises
-    Refused(queue_not_found)."""
+    """Count the messages, scheduled ones included, and groups that are deleted with a queue. If the
+    storage is away, the messages are left out, because the queue can be deleted nevertheless.
+    Raises Refused(queue_not_found)."""
     queue = broker.find_queue(who, name)
     groups = len(broker.metadata.list_groups(who, queue))
     try:
@@ -259,7 +259,10 @@ async def _contents(broker: Broker, who: Principal, name: str) -> dict[str, Any]
         if error.code.name not in {"storage_unavailable", "unknown"}:
             raise
         return {"groups": groups}
-    return {"messages": described["depth"], "groups": groups}
+    depth, scheduled = described["depth"], described["scheduled"]
+    assert isinstance(depth, int)
+    assert isinstance(scheduled, dict)
+    return {"messages": depth + scheduled["messages"], "groups": groups}
 
 
 def _bind(data_dir: Path) -> socket.socket:

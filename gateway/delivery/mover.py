@@ -56,7 +56,17 @@ _DECODER: Final = msgspec.json.Decoder(Message)
 class Mover:
     """The mover of one gateway."""
 
-    def __init__(self, storage: Storage, metadata: Metadata, presence: Presence) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        metadata: Metadata,
+        presence: Presence,
+        *,
+        changed: Callable[[str], None],
+    ) -> None:
+        """`changed`: called with the id of a queue in which something was scheduled or changed, and
+        of one in which something was found that waits."""
+        self._changed = changed
         self._storage = storage
         self._metadata = metadata
         self._presence = presence
@@ -85,7 +95,7 @@ class Mover:
         """Begin to move."""
         loop = asyncio.get_running_loop()
         self._guard = ClockGuard(self.wall(), self.monotonic())
-        self._storage.due.on_due(self.noticed)
+        self._storage.due.on_due(self._on_due)
         self._tasks = [
             loop.create_task(self._run(), name="mover"),
             loop.create_task(self._look(), name="mover's looks"),
@@ -98,6 +108,10 @@ class Mover:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+    def _on_due(self, partition: Partition, due_unix_ms: int) -> None:
+        self._changed(partition.queue_id)
+        self.noticed(partition, due_unix_ms)
 
     def noticed(self, partition: Partition, due_unix_ms: int) -> None:
         """Note that something of a partition is due at this time."""
@@ -118,6 +132,21 @@ class Mover:
     def jump_s(self) -> float:
         """The clock's last jump in seconds; 0: there was none."""
         return self._guard.jump_s if self._guard is not None else 0.0
+
+    @property
+    def jumps_total(self) -> int:
+        """Number of jumps of the clock since the start."""
+        return self._guard.jumps if self._guard is not None else 0
+
+    def facts(self) -> dict[str, object]:
+        """Return figures of this gateway for operators: messages moved, seconds for which nothing
+        more is moved, jumps of the clock and the last of them in seconds."""
+        return {
+            "moved": self.moved_total,
+            "stopped_s": round(self.doubt_s, 3),
+            "clock_jumps": self.jumps_total,
+            "clock_jump_s": round(self.jump_s, 3),
+        }
 
     def believe_clock(self) -> None:
         """Move on, because an operator says that the clock is right."""
@@ -267,7 +296,7 @@ class Mover:
             try:
                 for state in await self._storage.due.states(queue_id):
                     if state.first_unix_ms is not None:
-                        self.noticed(state.partition, state.first_unix_ms)
+                        self._on_due(state.partition, state.first_unix_ms)
             except TocsinError as error:
                 logger.info("what is scheduled in %s is not known yet: %s", queue_id, error)
                 self._to_look_at.append(queue_id)

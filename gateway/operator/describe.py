@@ -2,10 +2,11 @@
 
 `QueueStatsCache` remembers the storage's figures until they change. A console requests every queue
 once a second. Most of a thousand queues have not changed, and cost no read of the storage. Every
-append, settlement, trim, seek and purge through this gateway is notified (`on_change`), so that the
-next description reads anew. If several gateways work on the storage, nobody notifies this one when
-others settle, trim or purge. So figures of a queue that is not empty are then used for BELIEVED_S
-only. An empty queue can only change by an append, and every gateway is notified of appends.
+append, settlement, trim, seek and purge through this gateway is notified (`on_change`), and what is
+scheduled or cancelled, so that the next description reads anew. If several gateways work on the
+storage, nobody notifies this one when others settle, trim or purge. So figures of a queue that is
+not empty are then used for BELIEVED_S only. An empty queue, in which nothing is scheduled, can only
+change by an append, and every gateway is notified of appends.
 
 `Describer` joins these figures with the settings, the counters, and the partitions' owners.
 """
@@ -23,10 +24,11 @@ from gateway.counters import Counters
 from gateway.delivery.group import GroupRuntime
 from gateway.delivery.groups import Groups
 from gateway.delivery.owned_partition import OwnedPartition
-from gateway.models import GroupPartition, OwnerDescription, PartitionWaits
+from gateway.models import GroupPartition, OwnerDescription, PartitionWaits, ScheduledFigures
 from metadata.catalog import Group, Membership, Principal, Queue, dead_letter_name
 from metadata.port import Metadata
 from push.delivery import holds_up, is_open
+from push.due import DueState
 from push.errors import Refused, TocsinError
 from push.places import Partition
 from push.storage_port import CursorState, PartitionState, Storage
@@ -82,6 +84,8 @@ class QueueStats:
     states: list[PartitionState]
     descriptions: list[dict[str, object]]
     """Fields of each partition, as the description of the queue shows them."""
+    scheduled: ScheduledFigures
+    """Messages that wait until they are due. The queue does not retain them yet."""
     groups: dict[str, GroupStats] = field(default_factory=dict)
     oldest_unix_ms: int | None = None
     """Publish time of the oldest retained message; None if the queue is empty."""
@@ -90,8 +94,9 @@ class QueueStats:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the queue retains nothing, and none of `groups` has anything to settle."""
-        has_messages = any(state.messages for state in self.states)
+        """Whether the queue retains nothing, nothing is scheduled, and none of `groups` has
+        anything to settle."""
+        has_messages = self.scheduled.messages or any(state.messages for state in self.states)
         return not has_messages and not any(group.lag for group in self.groups.values())
 
     @property
@@ -159,15 +164,19 @@ class QueueStatsCache:
     ) -> QueueStats:
         """`groups` are those that are not `known`."""
         if known is None:
+            # In this order, so that a message that is moved meanwhile is counted.
+            scheduled = _scheduled(await self._storage.due.states(queue.queue_id))
             states = await self._storage.partitions(queue.queue_id)
             read_at = asyncio.get_running_loop().time()
             found = QueueStats(
-                states, [_partition_fields(state) for state in states], read_at=read_at
+                states, [_partition_fields(state) for state in states], scheduled, read_at=read_at
             )
         else:
             states = known.states
             groups_known = dict(known.groups)
-            found = QueueStats(states, known.descriptions, groups_known, read_at=known.read_at)
+            found = QueueStats(
+                states, known.descriptions, known.scheduled, groups_known, read_at=known.read_at
+            )
         places = [(state.partition, state.start) for state in states if state.messages]
         ends, slices = [("", len(places))], TimeSlices()
         for group in groups:
@@ -202,6 +211,15 @@ def _group_stats(states: Sequence[PartitionState], cursors: Sequence[CursorState
         if firsts:
             stats.firsts[number] = min(firsts)
     return stats
+
+
+def _scheduled(states: Sequence[DueState]) -> ScheduledFigures:
+    times = [state.first_unix_ms for state in states if state.first_unix_ms is not None]
+    return ScheduledFigures(
+        messages=sum(state.messages for state in states),
+        bytes=sum(state.bytes for state in states),
+        next_unix_ms=min(times, default=None),
+    )
 
 
 def _partition_fields(state: PartitionState) -> dict[str, object]:
@@ -249,6 +267,7 @@ class Describer:
             "depth": sum(state.messages for state in stats.states),
             "bytes": sum(state.bytes for state in stats.states),
             "oldest_unix_ms": stats.oldest_unix_ms,
+            "scheduled": msgspec.to_builtins(stats.scheduled),
             "counters": self._counters.of_queue(queue.queue_id),
             "dead_letters": await self._dead_letters(principal, queue),
             "groups": [

@@ -3,7 +3,8 @@
 Facts from an owner's memory are exact at the moment of the answer. Messages in the log are found by
 reading it from the positions of the groups on, in one bounded read for all of them (P9). The answer
 says if that read does not reach the end. Nothing is taken from anybody, and nothing is decided.
-Each explanation ends in a sentence for people.
+Each explanation ends in a sentence for people. Messages of the key that are not due yet are no
+group's concern, and have a sentence of their own.
 """
 
 import asyncio
@@ -12,6 +13,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from gateway.delivery.groups import Groups
 from gateway.delivery.owned_partition import OwnedPartition
@@ -24,6 +27,7 @@ from gateway.models import (
     KeyWaits,
     LeaseDescription,
     OwnerDescription,
+    ScheduledOfKey,
 )
 from gateway.operator.describe import blocked_by, owner_of, owner_wanted
 from gateway.operator.waiting import (
@@ -47,6 +51,7 @@ from push.delivery import (
     log_bound,
     waits_of,
 )
+from push.message import Message
 from push.places import CursorPlace, Partition
 from push.ranges import DeadRanges, RangeSet
 from push.ring import Ring, key_hash
@@ -54,6 +59,8 @@ from push.storage_port import Cursor, Storage
 
 REASON_SHOWN_MAX: Final = 200
 """Number of letters of a nack's reason that are shown."""
+SCHEDULED_MAX: Final = 20
+"""Largest number of scheduled messages of a key that are counted."""
 ROUNDS_MAX: Final = 3
 """Largest number of reads of a partition whose owner changes meanwhile."""
 
@@ -135,10 +142,30 @@ class Explainer:
             paused=queue.paused,
             now_unix_ms=int(time.time() * 1000),
             groups=await self._descriptions(partition, key, key_states),
+            scheduled=await self._scheduled(partition, key, hashed),
             next=groups[-1].name if more else None,
         )
 
     # --- Looking -------------------------------------------------------------------------------
+
+    async def _scheduled(
+        self, partition: Partition, key: str, hashed: int
+    ) -> ScheduledOfKey | None:
+        """Return how many messages of the key wait until they are due; None: none was found.
+        Another key of the same hash may take places among the SCHEDULED_MAX that are read."""
+        count_max = SCHEDULED_MAX + 1
+        look = await self._storage.due.look(partition, key_hash=hashed, count_max=count_max)
+        is_exact = len(look.messages) < count_max
+        found = [one for one in look.messages if _DECODER.decode(one.payload).key == key]
+        if not found:
+            return None
+        count, first = min(len(found), SCHEDULED_MAX), found[0].due_unix_ms
+        return ScheduledOfKey(
+            messages=count,
+            next_unix_ms=first,
+            is_exact=is_exact,
+            text=scheduled_sentence(count, first, is_exact=is_exact),
+        )
 
     async def _key_states(
         self, queue: Queue, partition: Partition, groups: Sequence[Group], key: int
@@ -294,6 +321,9 @@ class Explainer:
         return shown
 
 
+_DECODER: Final = msgspec.json.Decoder(Message)
+
+
 def _lease(one: InFlight) -> LeaseDescription:
     given, until = wall_unix_ms(one.given_at, one.until)
     return LeaseDescription(
@@ -411,6 +441,16 @@ def sentence(
         case "nothing":
             return f"{which} goes out right now.{tried}"
     return f"{which} waits: {_WHY[code]}{tried}"
+
+
+def scheduled_sentence(count: int, next_unix_ms: int, *, is_exact: bool) -> str:
+    """Return how many messages of a key wait until they are due, and when the first of them is, in
+    a sentence. `is_exact`: whether there are no more."""
+    when = _in(next_unix_ms)
+    if count == 1 and is_exact:
+        return f"One message of this key is scheduled; it is due {when}."
+    least = "" if is_exact else "At least "
+    return f"{least}{count:,} messages of this key are scheduled; the next one is due {when}."
 
 
 def dead_letters_sentence(dying: int, why: str | None) -> str:

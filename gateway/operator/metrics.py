@@ -20,6 +20,7 @@ from typing import Final, Generic, TypeVar
 from gateway.counters import Counters, HitRate, HitRateSource, PublishCounters
 from gateway.delivery.dead_letters import DeadLetters
 from gateway.delivery.groups import Groups
+from gateway.delivery.mover import Mover
 from gateway.delivery.presence import Availability
 from gateway.delivery.pull import Pulls
 from gateway.delivery.readers import Readers
@@ -118,11 +119,12 @@ def put_group_counters(samples: Samples, labels: Labels, tally: Tally) -> None:
 
 
 def put_queue_stats(samples: Samples, labels: Labels, stats: QueueStats) -> None:
-    """Put a queue's depth in messages and bytes, and the age of its oldest message, into the
-    samples."""
+    """Put a queue's depth in messages and bytes, the age of its oldest message, and the number of
+    its scheduled messages, into the samples."""
     samples.put("tocsin_queue_depth_messages", sum(one.messages for one in stats.states), *labels)
     samples.put("tocsin_queue_depth_bytes", sum(one.bytes for one in stats.states), *labels)
     samples.most("tocsin_queue_oldest_age_seconds", age_s(stats.oldest_unix_ms), *labels)
+    samples.put("tocsin_scheduled_messages", stats.scheduled.messages, *labels)
 
 
 def put_group_stats(samples: Samples, labels: Labels, stats: GroupStats) -> None:
@@ -269,6 +271,7 @@ class GatewayMetrics:
         pulls: Pulls,
         readers: Readers,
         dead_letters: DeadLetters,
+        mover: Mover,
         limiter: Limiter,
         log: DeliveryLog,
         alerting: AlertEvaluator,
@@ -285,6 +288,7 @@ class GatewayMetrics:
         self._pulls = pulls
         self._readers = readers
         self._dead_letters = dead_letters
+        self._mover = mover
         self._limiter = limiter
         self._delivery_log = log
         self._alerting = alerting
@@ -340,6 +344,7 @@ class GatewayMetrics:
         of_process(samples, "gateway", presence.gateway, self.lag)
         await self._put_state(samples)
         self._put_work(samples)
+        self._put_scheduled(samples)
         self._put_log(samples)
         self._alerting.measure(samples)
         for part in self._parts:
@@ -405,6 +410,13 @@ class GatewayMetrics:
             samples.put("tocsin_commit_unknown_messages_total", commits.unknown_total, lane)
             samples.put("tocsin_breaker_open", _BREAKER[commits.breaker.state(now=now)], lane)
             samples.put("tocsin_breaker_opened_total", commits.breaker.opened_total, lane)
+
+    def _put_scheduled(self, samples: Samples) -> None:
+        mover = self._mover
+        samples.put("tocsin_scheduled_moved_total", mover.moved_total)
+        samples.spread("tocsin_scheduled_late_seconds", mover.late_s)
+        samples.put("tocsin_clock_jumps_total", mover.jumps_total)
+        samples.put("tocsin_scheduled_stopped", mover.doubt_s > 0)
 
     def _put_log(self, samples: Samples) -> None:
         """Put the figures of the delivery log, if it is on."""

@@ -6,6 +6,7 @@ is one per key (R8), or its ticket, which says where it is. A client's id is loo
 key. Without the key, all partitions are asked, and several messages may have it.
 """
 
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.operator.explain import duration
 from gateway.operator.peek import content_of
 from gateway.publish.batch import id_digest, id_hash
 from metadata.catalog import Queue
@@ -63,6 +65,15 @@ class ScheduledList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Value for `after` to go on; left out if there are no more."""
 
 
+class Believed(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer when a gateway believes its clock."""
+
+    jump_s: float
+    """The last jump of the clock, in seconds; negative if it was set back, 0 if there was none."""
+    moving: bool
+    """Whether this gateway moves scheduled messages now."""
+
+
 class ScheduledChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Change of a scheduled message: another time, another content, or both. What is left out
     stays. A body takes the place of the whole content (body, `content_type`, headers, `ttl_s`)."""
@@ -110,8 +121,16 @@ class ScheduledChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 class ScheduledMessages:
     """The scheduled messages of all queues."""
 
-    def __init__(self, storage: Storage, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        changed: Callable[[str], None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`changed`: called with the id of a queue in which a message was cancelled."""
         self._storage = storage
+        self._changed = changed
         self._wall = wall
 
     # --- Listing -------------------------------------------------------------------------------
@@ -128,24 +147,32 @@ class ScheduledMessages:
             numbers = [Ring(queue.ring_epoch, queue.members).partition(hashed)]
         place = _parse_after(after) if after is not None else None
         found: list[tuple[int, int, int, DueMessage]] = []
+        seen_to: list[tuple[int, int, int]] = []
         for number in numbers:
             read = await self._storage.due.look(
                 Partition(queue.queue_id, number),
                 key_hash=hashed,
                 after=_after_in(number, place),
                 count_max=limit + 1,
+                bytes_max=max(1, limits.LOOK_BYTES_MAX // len(numbers)),
             )
             found += [(one.due_unix_ms, number, one.number, one) for one in read.messages]
+            if read.messages and read.next_unix_ms is not None:
+                last_read = read.messages[-1]
+                seen_to.append((last_read.due_unix_ms, number, last_read.number))
         found.sort(key=lambda entry: entry[:3])
+        # Of the partition that was read least far, nothing is known behind this place.
+        known = [entry for entry in found if not seen_to or entry[:3] <= min(seen_to)]
         prefixes = await self._prefixes(queue)
         shown: list[ScheduledMessage] = []
         size = 0
-        for _, number, _, one in found[:limit]:
+        for _, number, _, one in known[:limit]:
             size += len(one.payload)
             if shown and size > limits.LOOK_ANSWER_BYTES_MAX:
                 break
             shown.append(_shown(one, prefixes[number], may_read))
-        last = found[len(shown) - 1] if shown and len(shown) < len(found) else None
+        has_more = bool(seen_to) or len(shown) < len(found)
+        last = known[len(shown) - 1] if shown and has_more else None
         states = await self._storage.due.states(queue.queue_id)
         count = sum(state.messages for state in states)
         if key is not None:  # another key may have the same hash
@@ -182,6 +209,7 @@ class ScheduledMessages:
         remember_s = max(queue.settings.dedup_window_s, REMEMBER_S_MIN)
         if not await self._storage.due.cancel(found.partition, found.number, remember_s=remember_s):
             raise await self._gone(found.partition, found.number)
+        self._changed(queue.queue_id)
         return shown
 
     async def change(
@@ -297,6 +325,19 @@ class ScheduledMessages:
         if number < given.get(partition, 0):
             return Refused("already_due")
         return Refused("id_unknown", "no message with this id is scheduled")
+
+
+def stopped_notes(doubt_s: float, jump_s: float) -> list[str]:
+    """Return a sentence for operators if a gateway moves no scheduled messages; else []. `doubt_s`:
+    seconds for which its clock is not believed. `jump_s`: the jump of the clock, in seconds."""
+    if doubt_s <= 0:
+        return []
+    way = "ahead" if jump_s > 0 else "back"
+    return [
+        f"scheduled messages are not moved for {duration(math.ceil(doubt_s))}, because the clock "
+        f"of this gateway was set {way} by {duration(round(abs(jump_s)))}; `tocsin scheduled "
+        "believe-clock` moves them now, if the clock is right"
+    ]
 
 
 def _parse_after(text: str) -> tuple[int, int, int]:

@@ -29,6 +29,7 @@ QUEUE_FIELDS: Final[Mapping[str, frozenset[Verb]]] = {
     "depth": _CONTENT,
     "bytes": _CONTENT,
     "oldest_unix_ms": _CONTENT,
+    "scheduled": _CONTENT,
     "counters": _CONTENT,
     "dead_letters": _CONTENT,
     "groups": _GROUPS,

@@ -107,6 +107,11 @@ _QUEUES: Final = (
         "Messages in its queue of dead letters. Queues that share a label have no such figure.",
     ),
     _queue("tocsin_queue_paused", "gauge", "Number of paused queues with this label."),
+    _queue(
+        "tocsin_scheduled_messages",
+        "gauge",
+        "Scheduled messages, which wait until they are due. The depth does not have them.",
+    ),
     _group(
         "tocsin_group_messages_total",
         "counter",
@@ -260,6 +265,27 @@ _GATEWAY: Final = (
         "tocsin_dead_letters_moved_total",
         "counter",
         "Messages that this gateway moved to dead letters.",
+    ),
+    Metric(
+        "tocsin_scheduled_moved_total",
+        "counter",
+        "Scheduled messages that were due, and that this gateway moved into the log.",
+    ),
+    Metric(
+        "tocsin_scheduled_late_seconds",
+        "histogram",
+        "Time from when a message was due to when this gateway had moved it into the log.",
+    ),
+    Metric(
+        "tocsin_scheduled_stopped",
+        "gauge",
+        "1 if this gateway moves no scheduled messages, because its clock has jumped.",
+    ),
+    Metric(
+        "tocsin_clock_jumps_total",
+        "counter",
+        "Number of times that the wall clock of this gateway was set ahead or back by more than a "
+        "minute.",
     ),
     Metric("tocsin_cache_hits_total", "counter", "Look-ups that a cache answered.", ("cache",)),
     Metric(

@@ -51,6 +51,13 @@ PROCESSES: Final = (
           of_one("tocsin_sessions", 95, state="connected") | of_one("tocsin_sessions_max", 100),
           of_one("tocsin_sessions", 50, state="connected") | of_one("tocsin_sessions_max", 100),
           ONE | {"state": "connected"}),
+    Alert("TocsinClockJumped", "tocsin_scheduled_stopped == 1", "0m", "warning",
+          "A gateway moves no scheduled messages, because its clock has jumped.",
+          "The wall clock was set ahead or back by more than a minute. For 5 minutes the gateway "
+          "does not trust it, so that nothing is delivered long before its time. All else goes on.",
+          "Look whether the clock of that machine is right now. If it is, `tocsin scheduled "
+          "believe-clock` at that gateway goes on at once. If it is not, set it right.",
+          of_one("tocsin_scheduled_stopped", 1), of_one("tocsin_scheduled_stopped", 0), ONE),
     Alert("TocsinInternalErrors", 'increase(tocsin_refusals_total{code="internal"}[10m]) > 0', "0m",
           "critical", "A request was answered `internal`: a bug of Tocsin.",
           "No client can cause this answer.",

@@ -164,6 +164,13 @@ GATEWAYS: Final = Dashboard(
                   (rate("tocsin_stale_settlements_total", "instance", _G), "stale {{instance}}"),
                   (rate("tocsin_dead_letters_moved_total", "instance", _G),
                    "dead letters {{instance}}")), "ops"),
+            Panel("Scheduled messages moved",
+                  ((rate("tocsin_scheduled_moved_total", "instance", _G), "moved {{instance}}"),),
+                  "ops"),
+            Panel("Due to moved", spread("tocsin_scheduled_late_seconds", "le", _G), "s"),
+            Panel("Jumps of the clock",
+                  ((f"tocsin_scheduled_stopped{{{_G}}}", "stopped {{instance}}"),
+                   (rate("tocsin_clock_jumps_total", "instance", _G), "jumps {{instance}}"))),
             Panel("Caches", (("sum by (cache) (rate(tocsin_cache_hits_total"
                               f"{{{_G}}}[$__rate_interval])) / (sum by (cache) "
                               f"(rate(tocsin_cache_hits_total{{{_G}}}[$__rate_interval])) + "
@@ -231,7 +238,9 @@ QUEUE: Final = Dashboard(
             Panel("Retained", ((f"max by (queue) (tocsin_queue_depth_messages{{{_Q}}})",
                                 "messages"),
                                (f"max by (queue) (tocsin_queue_dead_letters_messages{{{_Q}}})",
-                                "dead letters"))),
+                                "dead letters"),
+                               (f"max by (queue) (tocsin_scheduled_messages{{{_Q}}})",
+                                "scheduled"))),
             Panel("Retained bytes", ((f"max by (queue) (tocsin_queue_depth_bytes{{{_Q}}})",
                                       "{{queue}}"),), "bytes"),
             Panel("Oldest retained", ((f"max by (queue) (tocsin_queue_oldest_age_seconds{{{_Q}}})",

@@ -12,10 +12,12 @@ many there are. A hash of 0 is in no list, because no key and no id has it.
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from struct import Struct
 from typing import Any, Final
 
-from push.due import TICKET, DueMessage, DuePlace, DueRead, DueState, fate_mark
+from push import limits
+from push.due import TICKET, DueMessage, DuePlace, DueRead, DueState, fate_mark, sizes_of
 from push.places import Partition
 from push.record import Header, RecordDamaged
 from push.storage_port import Append, Appended, NotStored, Outcome, Sealer, Stored
@@ -188,6 +190,7 @@ class RedisDueStore:
         id_hash: int | None = None,
         after: DuePlace | None = None,
         count_max: int = 100,
+        bytes_max: int = limits.LOOK_BYTES_MAX,
     ) -> DueRead:
         """Return the first messages after a place. One more is read, because the following one
         decides `next_unix_ms`."""
@@ -198,19 +201,23 @@ class RedisDueStore:
             listed = b"k" + _HASH.pack(key_hash)
         fitting: list[DueMessage] = []
         damaged: tuple[int, ...] = ()
-        at = after or DuePlace(0, 0)
-        while at.due_unix_ms >= 0 and len(fitting) <= count_max:
+        at, size = after or DuePlace(0, 0), 0
+        while at.due_unix_ms >= 0 and len(fitting) <= count_max and size <= bytes_max:
             count = min(count_max + 1 - len(fitting), LOOK_COUNT)
             args = (partition.number, *at, count, LOOK_BYTES, listed)
             rows, *last = await self._look("due_look", partition.queue_id, *args)
             messages, gone = await self._open(partition, decode_rows(rows))
             fitting += [one for one in messages if key_hash in (None, one.key_hash)]
             damaged += gone
+            size = sizes_of(fitting)
             at = DuePlace(*map(int, last))
-        following = fitting[count_max:]
-        return DueRead(
-            tuple(fitting[:count_max]), following[0].due_unix_ms if following else None, damaged
-        )
+        sizes = accumulate(len(one.payload) for one in fitting[:count_max])
+        count = max(sum(size <= bytes_max for size in sizes), min(len(fitting), 1))
+        following = fitting[count:]
+        next_unix_ms = following[0].due_unix_ms if following else None
+        if not following and at.due_unix_ms >= 0:
+            next_unix_ms = at.due_unix_ms  # there may be more from there on
+        return DueRead(tuple(fitting[:count]), next_unix_ms, damaged)
 
     async def fate(self, partition: Partition, number: int) -> Stored | NotStored | None:
         return fate_of(await self._place(partition, fate_mark(number)))

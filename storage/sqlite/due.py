@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 from push import limits
 from push.due import DueMessage, DuePlace, DueRead, DueState, fate_mark
@@ -206,9 +207,10 @@ def read_some(
     id_hash: int | None,
     after: DuePlace | None,
     count_max: int,
+    bytes_max: int,
     sealer: Sealer,
 ) -> tuple[DueRead, Bad]:
-    """Answer `DueStore.look`."""
+    """Answer `DueStore.look`. Only the payloads of its messages are read."""
     log = log_of(connection, partition)
     if log is None:
         return DueRead(()), []
@@ -227,12 +229,14 @@ def read_some(
     rows: list[codec.Found] = []
     for more, places in _parts(log, after):
         rows += connection.execute(
-            f"SELECT id, due_unix_ms FROM due INDEXED BY {index} WHERE {where} AND {more} "
+            f"SELECT id, due_unix_ms, bytes FROM due INDEXED BY {index} WHERE {where} AND {more} "
             "ORDER BY due_unix_ms, id LIMIT ?",
             (*values, *places, count_max + 1 - len(rows)),
         ).fetchall()
-    next_unix_ms = rows[count_max][1] if len(rows) > count_max else None
-    row_ids = [row_id for row_id, _ in rows[:count_max]]
+    sizes = accumulate(size for _, _, size in rows[:count_max])
+    count = max(sum(size <= bytes_max for size in sizes), min(len(rows), 1))
+    next_unix_ms = rows[count][1] if len(rows) > count else None
+    row_ids = [row_id for row_id, _, _ in rows[:count]]
     messages, bad = _open(connection, partition, row_ids, sealer)
     return DueRead(messages, next_unix_ms), bad
 
@@ -359,6 +363,7 @@ class SqliteDueStore:
         id_hash: int | None = None,
         after: DuePlace | None = None,
         count_max: int = 100,
+        bytes_max: int = limits.LOOK_BYTES_MAX,
     ) -> DueRead:
         return await self._read(
             partition,
@@ -369,6 +374,7 @@ class SqliteDueStore:
                 id_hash=id_hash,
                 after=after,
                 count_max=count_max,
+                bytes_max=bytes_max,
                 sealer=self._sealer,
             ),
         )

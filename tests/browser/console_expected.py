@@ -100,6 +100,7 @@ def overview(queues: Sequence[Json]) -> Expected:
             ("queue-name", mine): text(queue["name"]),
             ("queue-state", mine): text(state_of_queue(queue)),
             ("queue-depth", mine): number(queue["depth"]),
+            ("queue-scheduled", mine): number(queue["scheduled"]["messages"]),
             ("queue-lag", mine): number(max(lags) if lags else None),
             ("queue-bytes", mine): number(queue["bytes"]),
             ("queue-oldest", mine): time(queue["oldest_unix_ms"]),
@@ -149,6 +150,8 @@ def queue(of: Json) -> Expected:
         ("queue-state", mine): text(state_of_queue(of)),
         ("queue-depth", mine): number(of["depth"]),
         ("queue-bytes", mine): number(of["bytes"]),
+        ("queue-scheduled", mine): number(of["scheduled"]["messages"]),
+        ("queue-next-due", mine): time(of["scheduled"]["next_unix_ms"]),
         ("queue-oldest", mine): time(of["oldest_unix_ms"]),
         ("queue-published", mine): number(of["counters"]["published"]),
         ("queue-partitions", who()): text(counted(len(of["partitions"]), "partition")),
@@ -389,6 +392,8 @@ def explained(answer: Json) -> Expected:
     expected: Expected = {
         ("explain-where", who(partition=answer["partition"])): text(where + paused)
     }
+    if "scheduled" in answer:
+        expected["explain-scheduled", who()] = text(answer["scheduled"]["text"])
     for one in answer["groups"]:
         named = who(queue=answer["queue"], group=one["group"])
         expected |= {
@@ -488,6 +493,34 @@ def _standing(one: Json) -> dict[str, Shown]:
             "nack": text(one["nack"]),
         }
     return facts
+
+
+def scheduled(answer: Json) -> Expected:
+    """Scheduled messages, all of them opened."""
+    found = answer["messages"]
+    said = f"{len(found):,} of {counted(answer['count'], 'message')}, by time."
+    expected: Expected = {("scheduled-count", who()): text(said)}
+    for one in found:
+        mine = who(ticket=one["ticket"])
+        facts = {
+            "at": text(exact(one["due_unix_ms"])[:19]),
+            "due": time(one["due_unix_ms"]),
+            "short-id": text(one["id"]),
+            "bytes": number(one["bytes"]),
+            "id": text(one["id"]),
+            "ticket": text(one["ticket"]),
+            "full-key": text(one["key"]),
+            "due-exact": text(exact(one["due_unix_ms"])),
+            "published-exact": text(exact(one["published_unix_ms"])),
+            "ttl": text("1 h 0 min"),
+            "content-type": text(one["content_type"]),
+            "header": text(one["headers"]["kind"]),
+            "form": text(f"Body: json, {one['content_type']}"),
+            "body": text(json.dumps(one["body"], indent=2)),
+        }
+        expected |= {(f"scheduled-{name}", mine): shown for name, shown in facts.items()}
+        expected["scheduled-key", mine | who(key_hash="")] = text(one["key"])
+    return expected
 
 
 def exact(unix_ms: int) -> str:

@@ -17,7 +17,8 @@ CONTROLS: Final = frozenset(
         "retry-now", "crumb", "nowhere", "notice", "queues-unavailable", "error", "error-what",
         "error-advice", "error-age", "error-home", "words", "dead-letters-link", "group-settings",
         "group-own", "message-since", "dead-letter-since", "broker-state",
-        "link-state", "last-answer", "tab-queue", "tab-messages", "tab-dead-letters",
+        "link-state", "last-answer", "tab-queue", "tab-messages", "tab-scheduled",
+        "tab-dead-letters",
         "tab-group", "tab-parked", "queue-pause", "queue-resume", "queue-purge",
         "queue-paused-note", "queue-settings", "explain-link", "messages-link", "held-explain",
         "lease-explain", "held-more", "lease-more", "parked-retry-all", "parked-release-all",
@@ -29,7 +30,10 @@ CONTROLS: Final = frozenset(
         "dead-letter-find-key", "dead-letter-find-partition", "dead-letter-find-offset",
         "dead-letter-find-reason", "dead-letter-whole", "redrive", "session-subscriptions",
         "explain-queue", "explain-key", "explain-group", "explain-ask", "explain-nothing",
-        "explain-parked",
+        "explain-parked", "scheduled-list", "scheduled-since", "scheduled-more",
+        "scheduled-refresh",
+        "scheduled-look", "scheduled-find-key", "scheduled-stopped", "scheduled-believe",
+        "scheduled", "scheduled-whole", "scheduled-move", "scheduled-cancel",
     ]
 )  # fmt: skip
 """What is pressed, typed into or said when something happens: other tests use them."""

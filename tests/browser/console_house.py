@@ -37,7 +37,7 @@ _OUTSIDE: Final = """() => {
 """What stands out of its cell, also when every state is as long as one may be."""
 _WHOSE: Final = (
     "queue", "group", "cluster", "partition", "offset", "session", "subscription", "keyHash",
-    "line",
+    "line", "ticket",
 )  # fmt: skip
 
 expect.set_options(timeout=PATIENCE_MS)

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import httpx2
 import tocsin
 from tocsin.proto.message import Message
 
@@ -15,6 +16,7 @@ from tests.browser.house import until
 
 KEYS: Final = tuple(f"k{number}" for number in range(10))
 TRIED_LATER_S: Final = 3600.0
+LATER_S: Final = 49.5 * 86_400
 _WORK: Final = tocsin.QueueSettings(
     partitions=4, retention_s=86_400, lease_s=600, lease_total_s=3600, attempts_max=2,
     on_exhausted="park",
@@ -58,6 +60,7 @@ class Busy:
         await self._billing()
         await self._others()
         await self._rest()
+        await self._schedule()
         await self._die()
 
     async def _billing(self) -> None:
@@ -101,6 +104,16 @@ class Busy:
         await self.client.pause_queue("resting")
         self.truth["resting", ""] = {"depth": 5, "published": 5, "paused": True}
         self.truth["resting", "sleepers"] = {"lag": 5, "in_flight": 0}
+
+    async def _schedule(self) -> None:
+        """`later` has three messages that come in 49 days, while no test looks."""
+        body = {"ttl_s": 3600, "delay_s": LATER_S, **_CONTENT}
+        messages = [{"key": key, "id": f"id-{key}", "body": {"of": key}, **body} for key in "abc"]
+        await self.client.create_queue("later", partitions=2)
+        async with httpx2.AsyncClient(base_url=self.server.url) as http:
+            path = "/v1/queues/later/messages"
+            (await http.post(path, json={"messages": messages})).raise_for_status()
+        self.truth["later", ""] = {"depth": 0, "published": 3}
 
     async def _die(self) -> None:
         await self.client.create_queue(

@@ -58,6 +58,8 @@ async def test_one_gets_everywhere_and_back(view: Console, client: tocsin.Client
     assert await outline(view) == "none", "one did not choose the heading"
     await view.at("tab-messages").click()
     await expect(heading).to_have_text("Messages")
+    await view.at("tab-scheduled").click()
+    await expect(heading).to_have_text("Scheduled messages")
     await view.at("tab-dead-letters").click()
     await expect(heading).to_have_text("Dead letters")
     await view.at("tab-queue").click()
@@ -106,6 +108,7 @@ async def outline(view: Console) -> Any:
         ("/queues/orders/groups/billing", "Group billing"),
         ("/queues/orders/groups/billing/parked", "Parked keys"),
         ("/queues/orders/messages?key=a", "Messages"),
+        ("/queues/orders/scheduled?key=a", "Scheduled messages"),
         ("/queues/orders/dead-letters", "Dead letters"),
         ("/sessions?filter=python", "Sessions"),
         ("/explain?queue=orders&key=a", "Explain a key"),
@@ -276,6 +279,143 @@ async def test_messages_are_found_and_more_of_them_shown(
     await view.at("message-refresh").click()
     await expect(found).to_have_count(6)
     assert (await client.queue("letters"))["depth"] == 61, "nothing was taken"
+
+
+async def schedule(view: Console, queue: str, *messages: dict[str, Any]) -> None:
+    """Publish messages, one after the other due."""
+    answer = await view.api.post(f"/v1/queues/{queue}/messages", json={"messages": messages})
+    assert all("ticket" in one for one in answer.json()["results"]), answer.text
+
+
+async def test_what_is_to_come_is_found_moved_and_cancelled(
+    view: Console, client: tocsin.Client
+) -> None:
+    await client.create_queue("later", partitions=2)
+    await client.create_group("later", "us")
+    some = [{"key": f"k{n % 6}", "id": f"i{n}", "body": n, "delay_s": 7200 + n} for n in range(60)]
+    await schedule(view, "later", *some)
+    await view.open("/queues/later/scheduled")
+    found = view.page.locator('details[data-testid="scheduled"]')
+    ids = view.page.get_by_test_id("scheduled-short-id")
+    await expect(found).to_have_count(50)
+    await expect(view.at("scheduled-count")).to_have_text("50 of 60 messages, by time.")
+    await expect(view.page.get_by_test_id("scheduled-due").first).to_have_text(
+        re.compile("^in (2 h 0 min|1 h 59 min)$")
+    )
+    await view.at("scheduled-more").click()
+    await expect(found).to_have_count(60)
+    await expect(ids).to_have_text([f"i{n}" for n in range(60)])
+    await view.at("scheduled-find-key").fill("k5")
+    await view.at("scheduled-look").click()
+    await expect(ids).to_have_text([f"i{n}" for n in range(5, 60, 6)])
+    await expect(view.at("scheduled-count")).to_have_text("10 messages of this key.")
+
+    await found.first.locator("summary").click()
+    await expect(view.at("scheduled-body")).to_have_text("5")
+    await view.at("scheduled-cancel").click()
+    await view.at("cancel-cancel").click()
+    await expect(view.at("cancel-dialog")).to_have_count(0)
+    assert (await view.get("/v1/queues/later/scheduled"))["count"] == 60
+    await view.at("scheduled-cancel").click()
+    await expect(view.at("cancel-dialog")).to_contain_text("will never come")
+    await view.at("cancel-confirm").click()
+    await expect(view.at("notice")).to_have_text("One message is cancelled.")
+    await expect(found).to_have_count(9)
+    assert (await view.get("/v1/queues/later/scheduled"))["count"] == 59
+
+    await found.first.locator("summary").click()
+    await view.at("scheduled-move").click()
+    await view.at("move-time").fill("")
+    await expect(view.at("move-confirm")).to_be_disabled()
+    await view.at("move-time").fill("2027-01-02T03:04:05")
+    await view.at("move-confirm").click()
+    await expect(view.at("notice")).to_have_text("One message is due at 2027-01-02 03:04:05.")
+    await expect(ids.last).to_have_text("i11")
+    await expect(view.page.get_by_test_id("scheduled-at").last).to_have_text("2027-01-02 03:04:05")
+    await expect(found.last).to_have_attribute("open", "")  # it stays as one left it
+    await view.at("scheduled-move").click()
+    await view.at("move-time").fill("2020-01-02T03:04:05")
+    await view.at("move-confirm").click()
+    await expect(found).to_have_count(8)
+    assert (await client.queue("later"))["scheduled"]["messages"] == 58
+
+    await view.open("/queues/later")
+    await expect(view.at("queue-scheduled")).to_have_attribute("data-value", "58")
+    await view.at("queue-purge").click()
+    await expect(view.at("purge-dialog")).to_contain_text("58 messages scheduled for later")
+    await view.at("purge-cancel").click()
+
+
+async def test_a_scheduled_message_that_is_gone_is_said(
+    view: Console, client: tocsin.Client
+) -> None:
+    await client.create_queue("going", partitions=1)
+    await schedule(view, "going", {"id": "x", "body": 1, "delay_s": 900})
+    await view.open("/queues/going/scheduled")
+    await view.page.locator('details[data-testid="scheduled"] summary').click()
+    await view.at("scheduled-cancel").click()
+    assert (await view.api.delete("/v1/queues/going/scheduled/x")).status_code == 200
+    await view.at("cancel-confirm").click()
+    await expect(view.at("cancel-said")).to_contain_text("Somebody else cancelled it")
+    await view.at("cancel-cancel").click()
+    await expect(view.at("scheduled-count")).to_have_text("Nothing is scheduled.")
+    view.complaints.clear()  # Chromium notes the 409
+
+
+async def test_contents_that_one_may_not_read_are_not_shown(
+    view: Console, client: tocsin.Client
+) -> None:
+    """The answer is made up, as one without the right to read gets it."""
+    await client.create_queue("secret", partitions=1)
+    await schedule(view, "secret", {"key": "k", "id": "x", "body": {"a": 1}, "delay_s": 900})
+
+    async def without(route: Route) -> None:
+        answer = await (await route.fetch()).json()
+        answer["messages"] = [
+            {name: value for name, value in one.items() if name not in ("body", "ttl_s")}
+            for one in answer["messages"]
+        ]
+        await route.fulfill(json=answer)
+
+    await view.page.route("**/scheduled?*", without)
+    await view.open("/queues/secret/scheduled")
+    summary = view.page.locator('details[data-testid="scheduled"] summary')
+    await expect(summary).to_contain_text("content not shown")
+    await summary.click()
+    await expect(view.at("scheduled-body")).to_have_text("(content not shown)")
+    await view.page.unroute("**/scheduled?*")
+
+
+async def test_a_stopped_clock_is_said_and_believed_when_one_says_so(
+    view: Console, client: tocsin.Client
+) -> None:
+    """Its answers are made up: nobody sets this machine's clock."""
+    await client.create_queue("clocked", partitions=1)
+    asked: list[str] = []
+
+    async def stopped(route: Route) -> None:
+        notes = [] if asked else ["scheduled messages are not moved for 4 min"]
+        await route.fulfill(json={"ready": True, "not_ready": [], "notes": notes})
+
+    async def believed(route: Route) -> None:
+        asked.append(route.request.method)
+        await route.fulfill(json={"jump_s": 7200.0, "moving": True})
+
+    await view.page.route("**/readyz", stopped)
+    await view.page.route("**/believe-clock", believed)
+    await view.open("/queues/clocked/scheduled")
+    await expect(view.at("scheduled-stopped")).to_contain_text("not moved for 4 min")
+    await expect(view.at("broker-state")).to_have_text("broker: ready")
+    await view.at("scheduled-believe").click()
+    await view.at("believe-cancel").click()
+    assert asked == []
+    await view.at("scheduled-believe").click()
+    await view.at("believe-confirm").click()
+    await expect(view.at("notice")).to_have_text("Scheduled messages are delivered.")
+    await expect(view.at("scheduled-stopped")).to_be_hidden()
+    assert asked == ["POST"]
+    await view.page.unroute("**/readyz")
+    await view.page.unroute("**/believe-clock")
 
 
 async def test_parked_keys_are_decided_about(view: Console, client: tocsin.Client) -> None:

@@ -27,7 +27,7 @@ MOVING: Final = who(queue="moving", group="movers")
 PAGES: Final = 3
 KEYS: Final = (
     ("work", "k0"), ("work", "k1"), ("work", "k4"), ("work", "k9"), ("work", "nobody"),
-    ("resting", "r"),
+    ("resting", "r"), ("later", "a"),
 )  # fmt: skip
 CLUSTERS: Final[list[dict[str, Any]]] = [
     {"name": name, "zone": zone, "state": state, "since_unix_ms": since, "why": "",
@@ -145,7 +145,7 @@ def _views(view: Console) -> Iterator[tuple[str, Callable[[], Awaitable[Expected
     yield "/queues", overview, False
     yield "/sessions", sessions, False
     yield "/clusters", clusters, False
-    for name in ("work", "resting", "empty"):
+    for name in ("work", "resting", "empty", "later"):
         yield f"/queues/{name}", partial(_queue, view, name), False
     for name in GROUPS:
         yield f"/queues/work/groups/{name}", partial(_group, view, name), False
@@ -153,6 +153,7 @@ def _views(view: Console) -> Iterator[tuple[str, Callable[[], Awaitable[Expected
     for queue, key in KEYS:
         address = f"/explain?queue={queue}&key={key}"
         yield address, partial(_explained, view, queue, key), False
+    yield "/queues/later/scheduled", partial(_scheduled, view), True
     looking = partial(_messages, view, "message", "work/messages", group="billing")
     yield "/queues/work/messages?group=billing", looking, True
     looking = partial(_messages, view, "dead-letter", "dying/dead-letters")
@@ -179,6 +180,10 @@ async def _parked(view: Console) -> Expected:
 
 async def _explained(view: Console, queue: str, key: str) -> Expected:
     return expected.explained(await view.get(f"/v1/queues/{queue}/explain", key=key))
+
+
+async def _scheduled(view: Console) -> Expected:
+    return expected.scheduled(await view.get("/v1/queues/later/scheduled"))
 
 
 async def _messages(view: Console, kind: str, path: str, **query: str) -> Expected:

@@ -27,6 +27,7 @@ VIEWS = {
     "group": "/queues/work/groups/billing",
     "parked": "/queues/work/groups/billing/parked",
     "messages": "/queues/work/messages?group=billing",
+    "scheduled": "/queues/later/scheduled",
     "dead-letters": "/queues/dying/dead-letters",
     "sessions": "/sessions",
     "clusters": "/clusters",
@@ -59,7 +60,7 @@ async def test_every_view_is_fit_to_be_used(chromium: Browser, broker: Server, w
             await view.page.add_init_script(f"({_SHIFTS})()")
             for name in names:
                 await view.open(VIEWS[name])
-                if name in ("messages", "dead-letters"):
+                if name in ("messages", "scheduled", "dead-letters"):
                     await view.page.locator("details summary").first.click()
                 await _check(view, name)
 

@@ -329,6 +329,24 @@ async def test_what_waits_is_listed_by_key_and_by_id_in_parts(store: Storage) ->
     assert [each.number for each in one_left.messages] == [0]
 
 
+async def test_a_list_is_bounded_by_bytes_but_has_a_message(store: Storage) -> None:
+    """P9."""
+    await schedule(store, 1, 2, 3, 4)
+    size = len(body(0))
+    for bytes_max, numbers, after_s in [
+        (0, [0], 2),
+        (2 * size - 1, [0], 2),
+        (2 * size, [0, 1], 3),
+        (4 * size, [0, 1, 2, 3], None),
+    ]:
+        read = await store.due.look(P0, bytes_max=bytes_max)
+        assert [each.number for each in read.messages] == numbers
+        is_all = after_s is None
+        assert (read.next_unix_ms is None) == is_all
+        again = await store.due.look(P0, key_hash=7, bytes_max=bytes_max)
+        assert [each.number for each in again.messages] == numbers
+
+
 async def test_single_messages_are_found_by_their_numbers(store: Storage) -> None:
     await schedule(store, 1, 2, 3)
     await store.due.cancel(P0, 1, remember_s=300)

@@ -95,6 +95,27 @@ async def test_many_that_are_due_at_once_are_listed_once_each(house: House) -> N
     assert sorted(found) == list(range(30))
 
 
+async def test_large_ones_are_listed_in_parts_that_are_bounded(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: by bytes, not only by number; and each once, in order."""
+    monkeypatch.setattr(limits, "LOOK_BYTES_MAX", 30_000)
+    monkeypatch.setattr(limits, "LOOK_ANSWER_BYTES_MAX", 30_000)
+    for first in range(0, 30, 10):
+        large = [later(f"{n} {'x' * 3000}", 1000 + n, f"k{n}") for n in range(first, first + 10)]
+        await publish(house, *large)
+    found: list[str] = []
+    after = ""
+    while True:
+        _, answer = await ask(house, "GET", f"/scheduled?limit=100{after}")
+        assert 0 < len(answer["messages"]) < 12
+        found += [one["body"].split()[0] for one in answer["messages"]]
+        if "next" not in answer:
+            break
+        after = f"&after={answer['next']}"
+    assert found == [str(n) for n in range(30)]
+
+
 async def test_one_is_shown_with_its_content(house: House) -> None:
     fields: dict[str, Any] = {
         "headers": {"a": "b"},

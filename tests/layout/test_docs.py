@@ -276,6 +276,8 @@ NEED_WORDS: dict[str | None, str] = {
     "manage": "`manage`",
     "consume or manage": "`consume` or `manage`",
     "consume or manage or observe": "`consume`, `manage` or `observe`",
+    "read or manage": "`manage`, or `read`, which also shows contents",
+    "publish or manage": "`manage`, or `publish` on the message's key",
     "manage every": "`manage:*`",
     "observe every": "`observe:*` or `manage:*`",
     "any": "any right on the queue",

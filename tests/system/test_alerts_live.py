@@ -47,6 +47,7 @@ ACL: Final = ROOT / "deploy/redis/users.acl"
 WITHOUT: Final = {
     "TocsinInternalErrors": "it is a bug of ours, which a test cannot ask for",
     "TocsinFsyncSlow": "needs a disk that is slow",
+    "TocsinClockJumped": "needs a machine whose clock a test may set",
     "TocsinScrapeIncomplete": "a scrape every second ends before the storage is given up on",
 }
 """Alerts without a fault here. promtool's tests cover all alerts."""

@@ -45,6 +45,9 @@ const ADVICE = new Map([
   ["group_not_found", "It may have been deleted or have expired. Go back to its queue."],
   ["session_not_found", "It has ended. Go back to the list of sessions."],
   ["not_parked", "Somebody else decided, or it was retried. The list is read again."],
+  ["already_due", "It was due meanwhile, and is among the queue's messages. Look again."],
+  ["cancelled", "Somebody else cancelled it. Look again."],
+  ["id_unknown", "It is not there any more. Look again."],
   ["queue_full", "Wait until consumers have caught up, or raise the queue's bounds."],
   ["unknown", "It may have been done. Look again before you repeat it; repeating it is safe."],
   ["draining", "The broker is going down. It comes back by itself; nothing is lost."],
@@ -81,6 +84,11 @@ export class Api {
   /** @param {string} path @param {unknown} [body] @returns {Promise<any>} */
   post(path, body) {
     return this.call("POST", path, body, { timeoutMs: 30_000 });
+  }
+
+  /** @param {string} path @returns {Promise<any>} */
+  delete(path) {
+    return this.call("DELETE", path, undefined, { timeoutMs: 30_000 });
   }
 
   /**

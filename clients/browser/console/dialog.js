@@ -15,11 +15,13 @@ import { button, field, foreign, make, setShown, setText } from "./elements.js";
  *   isDangerous?: boolean,
  *   typed?: string,
  *   choice?: { label: string, options: [string, string][] },
+ *   time?: { label: string, value: string },
  *   run: (say: (text: string) => void, isStopped: () => boolean, chosen: string) =>
  *     Promise<string>,
  * }} Asking
- * `about` is a name or key that others chose; `typed` has to be typed in first. `run` does it, and
- * says how far it is; it returns what was done, in a sentence.
+ * `about` is a name or key that others chose; `typed` has to be typed in first. `time` asks for a
+ * local time like 2026-11-21T21:02:20, which begins as `value`. `run` does it with the choice or
+ * the time, and says how far it is; it returns what was done, in a sentence.
  */
 
 /** @param {unknown} error @returns {{what: string, remedy: string}} */
@@ -69,12 +71,12 @@ class Dialog {
   }
 
   begin() {
-    (this.typed ?? this.choice ?? this.cancel).focus();
+    (this.typed ?? this.choice ?? this.time ?? this.cancel).focus();
     this.#check();
   }
 
   #build() {
-    const { id, title, about, lines, typed, choice } = this.asking;
+    const { id, title, about, lines, typed, choice, time } = this.asking;
     const heading = make("h2", { id: `${id}-title`, text: title });
     const told = lines.filter(Boolean).map((text) => make("p", { text }));
     const parts = [heading, about ? foreign(about, { class: "dialog-about" }) : null, ...told];
@@ -82,6 +84,12 @@ class Dialog {
       const options = choice.options.map(([value, text]) => make("option", { value, text }));
       this.choice = make("select", { data: { testid: `${id}-choice` } }, ...options);
       parts.push(field(choice.label, this.choice));
+    }
+    if (time) {
+      const data = { testid: `${id}-time` };
+      const attributes = { type: "datetime-local", step: "1", required: true, value: time.value };
+      this.time = make("input", { ...attributes, data, on: { input: () => this.#check() } });
+      parts.push(field(time.label, this.time));
     }
     if (typed) {
       const attributes = { autocomplete: "off", spellcheck: "false", autocapitalize: "none" };
@@ -98,7 +106,8 @@ class Dialog {
 
   #check() {
     const isTyped = !this.asking.typed || valueOf(this.typed) === this.asking.typed;
-    this.confirm.disabled = this.isRunning || !isTyped;
+    const isGiven = !this.time || valueOf(this.time) !== "";
+    this.confirm.disabled = this.isRunning || !isTyped || !isGiven;
   }
 
   async #run() {
@@ -109,7 +118,8 @@ class Dialog {
     const say = (/** @type {string} */ text) => this.#say(text, "");
     try {
       say("Asking the broker …");
-      this.done = await this.asking.run(say, () => this.isStopped, valueOf(this.choice));
+      const chosen = valueOf(this.choice ?? this.time);
+      this.done = await this.asking.run(say, () => this.isStopped, chosen);
       this.element.close();
     } catch (error) {
       const { what, remedy } = tell(error);

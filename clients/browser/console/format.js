@@ -40,6 +40,11 @@ export function exactTime(unixMs) {
   return `${day} ${clock}.${pad(at.getMilliseconds(), 3)} ${zone}`;
 }
 
+/** The time where one is, to the second: "2026-11-21 21:02:20". @param {unknown} unixMs */
+export function localTime(unixMs) {
+  return exactTime(unixMs).slice(0, "2026-11-21 21:02:20".length);
+}
+
 /** @param {unknown} value @returns {value is number} */
 function isFigure(value) {
   return typeof value === "number" && Number.isFinite(value);

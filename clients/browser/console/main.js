@@ -19,6 +19,7 @@ import { DeadLettersView, MessagesView } from "./views/messages.js";
 import { Overview } from "./views/overview.js";
 import { ParkedView } from "./views/parked.js";
 import { QueueView } from "./views/queue.js";
+import { ScheduledView } from "./views/scheduled.js";
 import { SessionsView } from "./views/sessions.js";
 
 const READY_PERIOD_MS = 5000;
@@ -32,6 +33,7 @@ const VIEWS = {
   parked: ParkedView,
   messages: MessagesView,
   deadLetters: DeadLettersView,
+  scheduled: ScheduledView,
   sessions: SessionsView,
   clusters: ClustersView,
   explain: ExplainView,
@@ -207,7 +209,7 @@ function showGateways({ gateway, gateways }) {
 /** @param {any} state of `/readyz`; null: it was not answered */
 function showReady(state) {
   const element = byId("ready");
-  const reasons = Array.isArray(state?.not_ready) ? state.not_ready.map(String) : [];
+  const reasons = [state?.not_ready, state?.notes].filter(Array.isArray).flat().map(String);
   const isDraining = reasons.some((reason) => reason.includes("going down"));
   if (!state) setBadge(element, "broker: not answering", "bad");
   else if (state.ready === true) setBadge(element, "broker: ready", "good");

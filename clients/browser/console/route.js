@@ -16,10 +16,12 @@ const VIEWS_OF_QUEUE = new Map([
   [undefined, "queue"],
   ["messages", "messages"],
   ["dead-letters", "deadLetters"],
+  ["scheduled", "scheduled"],
 ]);
 const WORDS_OF_VIEWS = new Map([
   ["messages", "messages"],
   ["deadLetters", "dead-letters"],
+  ["scheduled", "scheduled"],
 ]);
 
 /**

@@ -7,6 +7,8 @@ const MEANINGS = {
     + "long as its retention says. A queue without a retention is empty when all is done.",
   "Retained": "The queue has a retention: its messages stay for so long, done or not. Their "
     + "number is no backlog; the lag of its groups is.",
+  "Scheduled": "Messages that are stored and wait until they are due. Then they come into the "
+    + "queue, and count in its depth; before, no group or reader knows of them.",
   "Lag": "Messages that a group has not settled yet: in flight, waiting, or not given out. It is "
     + "what is left to do.",
   "Size": "What the messages that stand there take.",

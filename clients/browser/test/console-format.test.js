@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { age, exactTime, rate, until } from "../console/format.js";
+import { age, exactTime, localTime, rate, until } from "../console/format.js";
 
 const NOW = Date.UTC(2026, 10, 21, 21, 2, 20, 123);
 
@@ -36,6 +36,12 @@ test("what is yet to come says in how long, until it is now", () => {
 test("the exact time has its milliseconds and its zone", () => {
   assert.match(exactTime(NOW), /^2026-11-2[12] \d\d:02:20\.123 [+-]\d\d:\d\d$/);
   assert.equal(new Date(exactTime(NOW).replace(" ", "T").replace(" ", "")).getTime(), NOW);
+});
+
+test("the local time to the second is what a field for times takes, and back", () => {
+  assert.match(localTime(NOW), /^2026-11-2[12] \d\d:02:20$/);
+  assert.equal(new Date(localTime(NOW).replace(" ", "T")).getTime(), NOW - 123);
+  assert.equal(localTime(null), "–");
 });
 
 test("what is no figure is a dash", () => {

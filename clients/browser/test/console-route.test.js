@@ -11,6 +11,7 @@ const PLACES = [
   ["explain", { query: { queue: "orders", key: "a/b?c#d&e=f %", group: "billing" } }],
   ["queue", { queue: "orders" }],
   ["messages", { queue: "a.b-c_d", query: { key: "<b>😀\u202e", offset: "12" } }],
+  ["scheduled", { queue: "orders", query: { key: "user-7" } }],
   ["deadLetters", { queue: "orders", query: { reason: "exhausted" } }],
   ["group", { queue: "orders", group: "billing" }],
   ["parked", { queue: "groups", group: "parked" }],
@@ -32,7 +33,8 @@ test("nothing behind the # is the overview", () => {
 test("an address that means nothing is told, and never thrown", () => {
   const wrong = ["#/foo", "#/queues/orders/foo", "#/queues/-x", "#/queues/%", "#/queues/a%2Fb",
     "#/queues/orders/groups", "#/queues/orders/groups/b/foo", "#/queues/orders/groups/b/parked/x",
-    "#/queues/orders/messages/x", "#/sessions/x", `#/queues/${"x".repeat(129)}`, "#main",
+    "#/queues/orders/messages/x", "#/queues/orders/scheduled/x", "#/sessions/x",
+    `#/queues/${"x".repeat(129)}`, "#main",
     "#/queues/<script>", "#/clusters/x"];
   for (const hash of wrong) assert.equal(parseRoute(hash).view, "unknown", hash);
   assert.equal(parseRoute(`#/queues/${"x".repeat(128)}`).view, "queue");

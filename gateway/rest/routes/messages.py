@@ -10,7 +10,13 @@ from starlette.responses import Response
 
 from gateway.broker import Broker
 from gateway.deliverylog.log import origin_of_request
-from gateway.operator.scheduled import May, ScheduledChange, ScheduledList, ScheduledMessage
+from gateway.operator.scheduled import (
+    Believed,
+    May,
+    ScheduledChange,
+    ScheduledList,
+    ScheduledMessage,
+)
 from gateway.publish.batch import DueTicket, PendingPublish, receipt_fields
 from gateway.rest.accounting import act_of, counter_of, hash_text
 from gateway.rest.operation import (
@@ -218,6 +224,17 @@ async def change_scheduled(broker: Broker, request: Request) -> Response:
     return reply(await broker.scheduled.change(queue, _id(request), key, change, may))
 
 
+async def believe_clock(broker: Broker, request: Request) -> Response:
+    """Have this gateway move scheduled messages by its clock as it is now, because an operator says
+    that the clock is right. After a jump of the clock by more than a minute nothing is moved for
+    five minutes. Each gateway has a clock of its own: this is about the one that answers."""
+    mover = broker.mover
+    jump_s = round(mover.jump_s, 3)
+    act_of(request).about(jump_s=jump_s)
+    mover.believe_clock()
+    return reply(Believed(jump_s=jump_s, moving=mover.doubt_s <= 0))
+
+
 def _id(request: Request) -> str:
     message_id: str = request.path_params["id"]
     return message_id
@@ -304,6 +321,15 @@ _SCHEDULED: Final = (
             "overloaded",
         ),
         act="scheduled.change",
+    ),
+    Operation(
+        "POST",
+        "/v1/scheduled/believe-clock",
+        "Have this gateway believe its clock after a jump.",
+        believe_clock,
+        {200: Answer("Scheduled messages are moved.", Believed)},
+        needs="manage every",
+        act="scheduled.believe_clock",
     ),
 )
 

@@ -23,6 +23,7 @@ from gateway.models import (
     QueueGroup,
     QueuePartition,
     Redriven,
+    ScheduledFigures,
     without_groups,
 )
 from gateway.operator.removal import Removed
@@ -92,6 +93,7 @@ class QueueDescription(msgspec.Struct, kw_only=True):
     bytes: int | msgspec.UnsetType = msgspec.UNSET
     oldest_unix_ms: int | msgspec.UnsetType | None = msgspec.UNSET
     """Publish time of the oldest retained message; null if there is none."""
+    scheduled: ScheduledFigures | msgspec.UnsetType = msgspec.UNSET
     counters: QueueCounters | msgspec.UnsetType = msgspec.UNSET
     dead_letters: DeadLetterQueue | msgspec.UnsetType = msgspec.UNSET
     groups: list[QueueGroup] | msgspec.UnsetType = msgspec.UNSET

@@ -26,11 +26,12 @@ async def healthz(broker: Broker, request: Request) -> Response:
 
 async def readyz(broker: Broker, request: Request) -> Response:
     """Answer 200 if this gateway is ready for traffic. Otherwise answer 503, with a list of what is
-    not ready."""
+    not ready. If scheduled messages rest because the clock has jumped, `notes` says so."""
     not_ready = await broker.ready()
     if broker.draining and not not_ready:
         not_ready = ["this gateway is going down"]
-    return reply(Readiness(not not_ready, not_ready), 503 if not_ready else 200)
+    answer = Readiness(not not_ready, not_ready, broker.notes())
+    return reply(answer, 503 if not_ready else 200)
 
 
 async def openapi(broker: Broker, request: Request) -> Response:

@@ -21,6 +21,7 @@ from gateway.models import BackupProgress
 from metadata.catalog import ANYBODY, Principal, QueueSettings
 from tests.gateway.conftest import never
 from tests.histories.house import House, message
+from tests.histories.test_scheduling import outcomes
 
 
 @pytest.fixture
@@ -53,7 +54,8 @@ async def test_what_goes_with_a_queue_is_told_before_and_after(house: House) -> 
     """And written down."""
     queue = await house.queue()
     await house.group(queue)
-    await house.publish(queue, [message(number) for number in range(30)])
+    await house.publish(queue, [message(number) for number in range(29)])
+    await outcomes(house, message("in an hour", delay_s=3600))
     socket = AdminSocket(house.folder, house.broker)
     await socket.start()
     try:

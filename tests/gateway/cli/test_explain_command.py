@@ -12,7 +12,8 @@ from gateway.session.directory import SessionServices
 from metadata.catalog import Queue
 from runtime.listener import Listener, bind
 from tests.gateway.cli.test_upkeep_command import Run, http, queue, run, url
-from tests.histories.house import House, Socket, delivery, eventually
+from tests.histories.house import House, Socket, delivery, eventually, message
+from tests.histories.test_scheduling import outcomes
 
 __all__ = ["http", "queue", "run", "url"]
 
@@ -87,3 +88,9 @@ async def test_the_sdk_lists_sessions(house: House) -> None:
     assert names == [f"c{number}" for number in range(130)]
     connections.deadlines.close()
     await listener.finish(1)
+
+
+async def test_what_of_a_key_is_scheduled_is_said(house: House, queue: Queue, run: Run) -> None:
+    await outcomes(house, message(9, "user-7", delay_s=3600.5))
+    lines = (await run("queue", "explain", "orders", "user-7")).output.splitlines()
+    assert lines[1] == "One message of this key is scheduled; it is due in 1 h 0 min."

@@ -875,6 +875,9 @@ async def test_healthz_answers_while_readyz_says_what_is_missing(broker: Broker)
         async def ready(self) -> list[str]:
             return ["the disk is full"]
 
+        def notes(self) -> list[str]:
+            return []
+
     application = Application(Unready(), Authenticator(None))  # type: ignore[arg-type]
     async with client_of(application) as http:
         assert (await http.get("/healthz")).status_code == 200

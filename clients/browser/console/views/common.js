@@ -89,6 +89,7 @@ export function tabsOfQueue(queue, here) {
   return tabsOf(`Parts of ${queue}`, here, [
     ["queue", "Now", formatRoute("queue", { queue })],
     ["messages", "Messages", formatRoute("messages", { queue })],
+    ["scheduled", "Scheduled", formatRoute("scheduled", { queue })],
     ["dead-letters", "Dead letters", formatRoute("deadLetters", { queue })],
   ]);
 }

@@ -37,7 +37,9 @@ export class ExplainView {
     setText(this.nothing, "This queue has no group: nobody waits for this key but readers.");
     this.nothing.hidden = true;
     this.more = make("p", { class: "small soft" });
-    const said = [this.sentence, this.answers, this.nothing, this.more];
+    this.scheduled = make("p", { class: "explain-said", data: { testid: "explain-scheduled" } });
+    this.scheduled.hidden = true;
+    const said = [this.sentence, this.scheduled, this.answers, this.nothing, this.more];
     this.result = make("section", { "aria-label": "Answer" }, ...said);
     this.result.hidden = true;
     const head = headOf({ name: "Explain a key" });
@@ -70,6 +72,8 @@ export class ExplainView {
     }
     if (!answer) return;
     this.#drawSentence(answer);
+    setText(this.scheduled, String(answer.scheduled?.text ?? ""));
+    setShown(this.scheduled, Boolean(answer.scheduled));
     const groups = rowsOf(answer, "groups");
     const now = answer.now_unix_ms ?? this.context.now();
     for (const group of groups) {

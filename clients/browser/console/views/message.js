@@ -1,7 +1,7 @@
 // @ts-check
 /** One message or dead letter, folded: its place, key and age; opened, all that is in it. */
 
-import { formatBytes, formatCount, visibleText } from "../../shared/format.js";
+import { formatBytes, formatCount, formatSeconds, visibleText } from "../../shared/format.js";
 import { shorten, showBody } from "../bodies.js";
 import { badge, button, foreign, make, setBadge, setTime, timeElement } from "../elements.js";
 import { exactTime } from "../format.js";
@@ -45,15 +45,20 @@ function word(said, data) {
 }
 
 /** @param {any} message */
-function previewOf(message) {
+export function previewOf(message) {
   const { form, text, bytes } = showBody(message);
   if (form === "binary") return `binary, ${formatBytes(bytes ?? 0)}`;
-  if (form === "none") return "no body";
+  if (form === "none") return noBody(message);
   return visibleText(text.slice(0, 400).replace(/\s+/g, " "), 160);
 }
 
-/** @param {any} message @param {(name: string) => any} part */
-function inside(message, part) {
+/** Of a scheduled message, one's rights may not show the content. @param {any} message */
+function noBody(message) {
+  return message.ticket === undefined ? "no body" : "content not shown";
+}
+
+/** All that is in a message. @param {any} message @param {(name: string) => any} part */
+export function inside(message, part) {
   const facts = make("dl", { class: "facts" }, ...factsOf(message, part));
   const shown = make("pre", {
     class: "body", dir: "auto", data: part("body"),
@@ -62,7 +67,7 @@ function inside(message, part) {
   const about = make("p", { class: "small soft", data: part("form") });
   const draw = (/** @type {boolean} */ whole) => {
     const { form, text, bytes, cut } = showBody(message, whole);
-    shown.textContent = form === "none" ? "(no body)" : text;
+    shown.textContent = form === "none" ? `(${noBody(message)})` : text;
     const size = bytes === null ? "" : `, ${formatBytes(bytes)}`;
     const type = message.content_type ? `, ${visibleText(message.content_type)}` : "";
     about.textContent = `Body: ${form}${type}${size}${cut ? ", its beginning" : ""}`;
@@ -91,9 +96,12 @@ function factsOf(message, part) {
     facts.push(make("div", { class: "fact" }, make("dt", { text: label }), make("dd", {}, shown)));
   }
   add("id", "Id", message.id);
+  add("ticket", "Ticket", message.ticket);
   add("full-key", "Key", message.key);
+  add("due-exact", "Due", message.due_unix_ms ? exactTime(message.due_unix_ms) : null);
   add("published-exact", "Published", exactTime(message.published_unix_ms));
   add("expires", "Expires", message.expires_unix_ms ? exactTime(message.expires_unix_ms) : null);
+  add("ttl", "Lives, once due", message.ttl_s ? formatSeconds(message.ttl_s) : null);
   add("attempts", "Failed attempts", message.attempts ? formatCount(message.attempts) : null);
   add("death", "Reason", message.reason ? deathOf(message.reason) : null);
   add("nack", "Last nack said", message.nack);

@@ -13,7 +13,7 @@ const LIMIT = 50;
 const REDRIVE_STEP = 200;
 
 /** What both lists share: a form, whose content stands in the address, and pages of answers. */
-class Looking {
+export class Looking {
   /**
    * @param {import("./common.js").Context} context
    * @param {{id: string, word: string, view: string, fields: Field[], what: string}} of
@@ -52,7 +52,7 @@ class Looking {
   show({ answer, isMore }) {
     const now = this.context.now();
     const messages = rowsOf(answer, "messages");
-    const elements = messages.map((message) => messageElement(message, now, this.of.id));
+    const elements = messages.map((message) => this.elementOf(message, now));
     if (isMore) this.list.append(...elements);
     else setChildren(this.list, elements);
     this.isMore = false;
@@ -62,6 +62,11 @@ class Looking {
     if (!isMore) this.loadedMs = Date.now();
     const since = formatClock(this.loadedMs);
     setText(this.since, `As of ${since}: it stays as it is until you look again.`);
+  }
+
+  /** @param {any} message @param {number} nowMs */
+  elementOf(message, nowMs) {
+    return messageElement(message, nowMs, this.of.id);
   }
 
   /** @param {number} shown @param {any} answer */

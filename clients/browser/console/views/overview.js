@@ -17,7 +17,9 @@ import { glossary, headOf, link, listOf } from "./common.js";
 
 const QUEUES_MAX = 100_000;
 const RATES = ["published", "given", "settled"];
-const WORDS = ["Depth", "Retained", "Lag", "Published", "Given", "Settled", "Parked keys"];
+const WORDS = [
+  "Depth", "Retained", "Scheduled", "Lag", "Published", "Given", "Settled", "Parked keys",
+];
 const ALL = "\u0000all queues";
 
 export class Overview {
@@ -102,6 +104,7 @@ export class Overview {
         NAME,
         STATE,
         countColumn("depth", "Depth", (row) => row.queue.depth),
+        countColumn("scheduled", "Scheduled", (row) => row.queue.scheduled?.messages),
         countColumn("lag", "Largest lag", (row) => row.counted.lagMost),
         ...rates,
         countColumn("bytes", "Size", (row) => row.queue.bytes, formatBytes),

@@ -8,7 +8,7 @@ import {
   badge, button, make, setBadge, setFigure, setShown, setText, setTime, timeElement,
 } from "../elements.js";
 import { Figures, ratesOf } from "../figures.js";
-import { rate } from "../format.js";
+import { rate, until } from "../format.js";
 import { LINES_MAX, Plot } from "../plot.js";
 import { formatRoute } from "../route.js";
 import { Table } from "../table.js";
@@ -22,7 +22,7 @@ import { groupColumns, PARTITIONS } from "./queue-tables.js";
 import { QueueSettings, sinceOf } from "./settings.js";
 
 const RATES = ["published", "given", "settled"];
-const WORDS = ["Depth", "Retained", "Lag", "Published", "Given", "Settled"];
+const WORDS = ["Depth", "Retained", "Scheduled", "Lag", "Published", "Given", "Settled"];
 
 /**
  * The rows of a list; none where one's rights do not show it.
@@ -135,6 +135,17 @@ export class QueueView {
         draw: (e, q) => setFigure(e, q.depth, formatCount),
       },
       { id: "bytes", label: "Size", draw: (e, q) => setFigure(e, q.bytes, formatBytes) },
+      {
+        id: "scheduled",
+        label: "Scheduled",
+        draw: (e, q) => setFigure(e, q.scheduled?.messages, formatCount),
+      },
+      {
+        id: "next-due",
+        label: "Next one due",
+        make: () => timeElement({ tabindex: "0" }),
+        draw: (e, q) => setTime(e, q.scheduled?.next_unix_ms, now(), until),
+      },
       ...ratesOf(this.history, RATES),
       {
         id: "oldest",
@@ -197,6 +208,8 @@ export class QueueView {
   }
 
   async #purge() {
+    const count = this.queue?.scheduled?.messages;
+    const waiting = count ? `${plural(count, "message")} scheduled for later` : "";
     const groups = listOf(this.queue?.groups).map(
       ({ name }) => /** @type {[string, string]} */ ([name, `for the group ${name} only`]),
     );
@@ -206,6 +219,7 @@ export class QueueView {
       about: this.name,
       lines: [
         "Everything that stands in it at that moment is dropped, in flight or not.",
+        waiting ? `For all groups, this also drops ${waiting}.` : "",
         "It cannot be taken back.",
       ],
       isDangerous: true,

@@ -6,7 +6,7 @@ what each field means.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from tocsin.settings import Alert, EverySettings, GroupSettings
 
@@ -118,6 +118,15 @@ class _Queue(TypedDict):
     queue_id: str
 
 
+class ScheduledFigures(TypedDict):
+    """The messages of a queue that wait until they are due. No other figure has them."""
+
+    messages: int
+    bytes: int
+    next_unix_ms: int | None
+    """The time at which the first of them is due; None if there is none."""
+
+
 class QueueDescription(_Queue, total=False):
     """A queue as the broker describes it. Fields that the caller's rights do not show are left out.
     With a right on some keys only, `name` and `queue_id` are the only fields."""
@@ -134,6 +143,7 @@ class QueueDescription(_Queue, total=False):
     """The number of retained bytes."""
     oldest_unix_ms: int | None
     """The time at which the oldest retained message was published; None if there is none."""
+    scheduled: ScheduledFigures
     counters: QueueCounters
     dead_letters: DeadLetterQueue
     groups: list[GroupFigures]
@@ -329,6 +339,18 @@ class KeyInGroup(TypedDict):
     """Whether the whole log was read. If not, `messages` counts only what was found."""
 
 
+class ScheduledOfKey(TypedDict):
+    """The messages of a key that wait until they are due."""
+
+    messages: int
+    next_unix_ms: int
+    """The time at which the first of them is due."""
+    is_exact: bool
+    """False if there may be more."""
+    text: str
+    """The same in words."""
+
+
 class Explanation(TypedDict):
     """The partition of a key, and for each group the reason why the key waits."""
 
@@ -340,6 +362,8 @@ class Explanation(TypedDict):
     paused: bool
     now_unix_ms: int
     groups: list[KeyInGroup]
+    scheduled: NotRequired[ScheduledOfKey]
+    """Messages of the key that are not due yet; left out if there are none."""
 
 
 class _HeldKey(TypedDict):

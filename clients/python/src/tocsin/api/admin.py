@@ -146,8 +146,8 @@ class AdminCalls(ScheduledCalls):
         returns.
 
         With a group, drops the messages that this group has not settled. With None, drops all
-        messages, for all groups and readers. Returns the number of messages that the group had not
-        settled, or that the queue retained.
+        messages, for all groups and readers, and those that are scheduled. Returns the number of
+        messages that the group had not settled, or that the queue retained and had scheduled.
         """
         body = {"all": True} if group is None else {"group": group}
         path = f"{path_to('queues', name)}/purge"

@@ -47,6 +47,8 @@ def explain_key(target: Target, queue: str, key: str, group: str | None, as_json
     paused = ", which is paused" if told["paused"] else ""
     where = f"partition {told['partition']} of {printable(queue)}{paused}"
     click.echo(f"{printable(key)} goes to {where} (key hash {told['key_hash']}).")
+    if "scheduled" in told:
+        click.echo(told["scheduled"]["text"])
     if not told["groups"]:
         click.echo(f"No groups. `tocsin consume {queue} --group NAME` creates one.")
     for one in told["groups"]:

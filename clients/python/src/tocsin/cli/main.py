@@ -10,6 +10,7 @@ import click
 
 from tocsin import __version__
 from tocsin.cli.alerting import alert
+from tocsin.cli.clock import believe_clock
 from tocsin.cli.common import target_options_and_variables
 from tocsin.cli.consume import consume
 from tocsin.cli.dead_letters import dead_letters
@@ -153,3 +154,4 @@ cli.add_command(consume)
 cli.add_command(pull)
 cli.add_command(scheduled)
 cli.add_command(ticket)
+scheduled.add_command(believe_clock)

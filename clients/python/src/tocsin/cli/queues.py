@@ -14,6 +14,7 @@ from tocsin.answers import (
     Difference,
     GroupFigures,
     QueueDescription,
+    ScheduledFigures,
     SettingChange,
 )
 from tocsin.api.http import Http
@@ -328,7 +329,10 @@ def set_queue(target: Target, /, name: str, yes: bool, as_json: bool, **settings
 @target_options
 @pass_target
 def list_queues(target: Target, as_json: bool) -> None:
-    """List the queues with their messages, groups, and the largest lag of a group."""
+    """List the queues with their messages, groups, and the largest lag of a group.
+
+    Scheduled messages are those that are not due yet. MESSAGES does not count them.
+    """
 
     async def work() -> list[QueueDescription]:
         async with target.http() as http:
@@ -347,6 +351,7 @@ def list_queues(target: Target, as_json: bool) -> None:
             found["name"] + (" (paused)" if found.get("paused") else ""),
             len(found["partitions"]) if "partitions" in found else NOT_SHOWN,
             found.get("depth", NOT_SHOWN),
+            found["scheduled"]["messages"] if "scheduled" in found else NOT_SHOWN,
             len(found["groups"]) if "groups" in found else NOT_SHOWN,
             max((one["lag"] for one in found["groups"]), default=0)
             if "groups" in found
@@ -354,7 +359,7 @@ def list_queues(target: Target, as_json: bool) -> None:
         )
         for found in queues
     ]
-    print_table(rows, ("QUEUE", "PARTITIONS", "MESSAGES", "GROUPS", "LAG MAX"))
+    print_table(rows, ("QUEUE", "PARTITIONS", "MESSAGES", "SCHEDULED", "GROUPS", "LAG MAX"))
 
 
 @queue.command("show")
@@ -376,6 +381,8 @@ def show(target: Target, name: str, as_json: bool) -> None:
     fields: dict[str, object] = {"queue": found["name"]}
     if "depth" in found:
         fields["messages"] = f"{found['depth']:,} in {_partitions(found)}"
+    if "scheduled" in found:
+        fields["scheduled"] = _scheduled(found["scheduled"])
     if "created_unix_ms" in found:
         by = f" by {found['holder']}" if "holder" in found else ""
         fields["created"] = f"{local_time(found['created_unix_ms'])}{by}"
@@ -406,6 +413,14 @@ def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
         for name, value in settings.items()
         if value is not None and name != "partitions"
     }
+
+
+def _scheduled(scheduled: ScheduledFigures) -> str:
+    if scheduled["next_unix_ms"] is None:
+        return "0"
+    when = local_time(scheduled["next_unix_ms"])
+    size = plural(scheduled["bytes"], "byte")
+    return f"{plural(scheduled['messages'], 'message')}, {size}; the next is due {when}"
 
 
 def _paused(found: QueueDescription) -> dict[str, object]:

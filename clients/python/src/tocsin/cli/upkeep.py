@@ -90,8 +90,8 @@ def purge(target: Target, name: str, group: str | None, yes: bool, as_json: bool
 
     With --group, every message of that group counts as settled, in flight or not. The group goes on
     with messages that are published from now on. Without --group, this is done for every group, and
-    readers do not get the messages either. Within minutes the store uses their space for
-    new messages. The file of SQLite does not shrink.
+    readers do not get the messages either. Scheduled messages are deleted, too. Within minutes the
+    store uses their space for new messages. The file of SQLite does not shrink.
 
     \b
     Examples:
@@ -120,7 +120,9 @@ async def _would_purge(target: Target, name: str, group: str | None) -> str:
             return f"all that the group {group} has not settled in {name}, {count}"
         found = await http.queue(name)
         count = f", {plural(found['depth'], 'message')}" if "depth" in found else ""
-        return f"all messages in {name}{count}"
+        waiting = found["scheduled"]["messages"] if "scheduled" in found else 0
+        later = f" and {plural(waiting, 'scheduled message')}" if waiting else ""
+        return f"all messages in {name}{count}{later}"
 
 
 @click.command("peek")
