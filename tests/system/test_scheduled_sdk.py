@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import re
+import shlex
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +20,7 @@ from tocsin.proto.connect_policy import Transport
 
 from loadtests.server import Server
 from tests.clients.test_readme import URL, example
+from tests.layout.tree import text
 from tests.system.talk import running
 
 WAIT_S = 60.0
@@ -229,3 +233,21 @@ def test_lines_are_scheduled_too(server: Server, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     listed = run(server, "scheduled", "list", "lines", "--json").output.splitlines()
     assert [json.loads(line)["body"] for line in listed] == ["one", "two"]
+
+
+async def test_the_example_of_the_page_runs(server: Server) -> None:
+    """docs/scheduling.md, as it stands there."""
+    page = text(Path("docs/scheduling.md"))
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/scheduling.md", "exec"), names)
+    ticket = await names["remind"](server.url)
+    shell = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    for line in shell.replace("\\\n", "").splitlines():
+        if line.startswith("tocsin "):
+            done = await asyncio.to_thread(run, server, *shlex.split(line)[1:])
+            assert done.exit_code == 0, done.output
+    async with tocsin.connect(server.url) as client:
+        waiting = [one async for one in client.all_scheduled("reminders")]
+    assert [one.body for one in waiting] == [{"text": "and Ben"}, {"text": "call Ann"}]
+    assert all(one.ticket != ticket for one in waiting)
