@@ -198,6 +198,7 @@ async def test_all_nodes_are_cut_off_and_known_queues_go_on(
     ever, and a new queue is refused. Afterwards everything is as before."""
     one, two = gateways
     group = await group_of(gateways)  # type: ignore[arg-type]
+    more = [await one.group(one.find(), f"more-{number}") for number in range(8)]
     first, consumer = await one.consumer(group, "s1")
     second, other = await two.consumer(group, "s2")
     await becomes(lambda: len(one.owns(group)) == len(two.owns(group)) == 2)
@@ -210,11 +211,17 @@ async def test_all_nodes_are_cut_off_and_known_queues_go_on(
     until, published = loop.time() + GONE_S + 2, 0
     with pytest.raises(TocsinError, match=r"_unavailable|unknown"):
         await two.queue("late")
-    # A join asks for the group's row again and again, and is not answered.
-    joining = [asyncio.create_task(one.consumer(group, f"late-{n}")) for n in range(5)]
-    for _ in range(20):
-        one.broker.groups.runtimes[group.group_id].part.write_soon()
+    # Joins look at rows again and again, and are not answered. There is always one that waits, and
+    # that the breaker would let through in place of a heartbeat.
+    joining = [asyncio.create_task(one.consumer(each, f"late-{each.name}")) for each in more]
+
+    def look_on() -> None:
+        for each in (group, *more):
+            if each.group_id in one.broker.groups.runtimes:
+                one.broker.groups.runtimes[each.group_id].part.write_soon()
+
     while loop.time() < until:
+        look_on()
         await publish(one, 4, first=published)
         await publish(two, 4, first=published + 4)
         published += 8

@@ -13,7 +13,7 @@ from gateway.publish.batch import (
 from metadata.catalog import Queue, QueueSettings
 from push.places import Durability, Partition
 from push.storage_port import Lane
-from storage.redis.keys import CERTIFIED_CHANNELS, queue_key
+from storage.redis.keys import CERTIFIED_CHANNELS, certified_ends, queue_key
 from storage.redis.port import OnMessage, Shard
 from storage.redis.store import RedisStorage
 from tests.catalogs import open_catalog
@@ -86,8 +86,9 @@ def test_what_another_gateway_appends_during_a_commit_here_is_given_out(tmp_path
             broker.publisher.submit(PendingPublish(queue(name), [message(1)], answered.append))
         await asyncio.sleep(0.02)
         shard.end += 1  # another gateway's message, at offset 1
-        channel = (CERTIFIED_CHANNELS + queue_key("fast")[:-5] + "0").encode()
-        shard.heard(channel, b"2")
+        channel = (CERTIFIED_CHANNELS + queue_key("fast")[:-5]).encode()
+        assert certified_ends(channel, b"0 2") == [(place, 2)]
+        shard.heard(channel, b"0 2")
         await asyncio.sleep(600)
         assert len(answered) == 2
         assert ends[-1] == 2, f"for 10 minutes nobody here knows of offset 1: {ends}"

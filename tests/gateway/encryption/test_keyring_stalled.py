@@ -17,7 +17,7 @@ from metadata.catalog import ANYBODY, QueueSettings
 from metadata.data_keys import DataKey, Outdated
 from metadata.port import Metadata
 from push import limits
-from push.errors import TocsinError
+from push.errors import Refused, TocsinError
 from push.places import Partition
 from tests.catalogs import open_catalog
 from tests.conformance.virtual import run
@@ -135,13 +135,24 @@ async def test_a_rotation_wraps_a_key_anew_whose_answer_did_not_come(keys: Keys)
 
 @stalled
 async def test_a_rotation_wraps_a_key_anew_that_is_written_meanwhile(keys: Keys) -> None:
-    """The catalog did not have it when the rotation began."""
+    """The catalog did not have it when the rotation began, and the call that was to write it
+    fails."""
     keys.mad.stall()
     keys.run_low()
     await asyncio.sleep(limits.METADATA_DEADLINE_S + 0.5)
     assert keys.masters == [master_id(OLD)]
+    failed: list[str] = []
+
+    def fails_once(name: str) -> Exception | None:
+        if name != "put_data_keys" or failed:
+            return None
+        failed.append(name)
+        return Refused("metadata_unavailable")
+
     keys.mad.well()
+    keys.mad.fail = fails_once
     await keys.ring.rotate(NEW)
+    assert failed
     assert keys.masters == 2 * [master_id(NEW)]
     await keys.ring.close()
     keys.ring = await keys.opened(NEW)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.faults.proxy import Proxy, Treatment
 from push.errors import Refused, Unknown
-from storage.redis.connection import Address
+from storage.redis.connection import Address, address_of
+from storage.redis.discovery import fixed
 from storage.redis.ops.provision import provision
 from storage.redis.replication import NotOurs
 from storage.redis.shard import Marks, RedisShard, Settings
@@ -212,11 +214,16 @@ async def test_looks_leave_a_primary_that_was_replaced(
 async def test_a_store_that_is_written_while_it_is_looked_at_is_no_older_copy(
     redis_binary: Binary, tmp_path: Path
 ) -> None:
-    """What is confirmed while the answer is on its way is not in it."""
+    """What is confirmed while the answer is on its way is not in it. Answers take different times,
+    so that confirmations overtake them."""
     with replicated(redis_binary, tmp_path, replicas=0) as servers:
-        given = replace(settings(servers.nodes[0]), watch_s=0.0)
-        await provision(given, "history-1", 0)
-        async with running(given, Marks("history-1")) as (opened, fatal):
-            for number in range(300):
-                await opened.act("note", [LIST], [str(number)], level="all")
-            assert fatal == []
+        node = servers.nodes[0]
+        await provision(settings(node), "history-1", 0)
+        async with Proxy(address(node).port, is_http=False) as proxy:
+            proxy.treat_all(down=Treatment(delay_s=(0.0, 0.004)))
+            there = fixed(address_of(proxy.url.removeprefix("http://")))
+            given = replace(settings(there, wait_s=5.0), watch_s=0.0)
+            async with running(given, Marks("history-1")) as (opened, fatal):
+                for number in range(300):
+                    await opened.act("note", [LIST], [str(number)], level="all")
+                assert fatal == []
