@@ -80,6 +80,8 @@ class Mover:
         self._next: dict[Partition, int] = {}
         """Partition → the earliest time of its entries in the heap."""
         self._moving: dict[Partition, asyncio.Task[None]] = {}
+        self._after: dict[Partition, int] = {}
+        """Partition that is moved from now → when something more is due there."""
         self._generations: dict[Partition, int] = {}
         self._to_look_at: list[str] = []
         self._has_changed = asyncio.Event()
@@ -188,28 +190,27 @@ class Mover:
     def _begin_due(self) -> None:
         """Begin to move from the partitions that are due, as many at once as may be."""
         now_unix_ms = int(self.wall() * 1000)
-        waiting: list[tuple[int, Partition]] = []
         while (
             self._due and self._due[0][0] <= now_unix_ms and len(self._moving) < PARTITIONS_AT_ONCE
         ):
             due, partition = heappop(self._due)
             if self._next.get(partition) != due:
                 continue  # an earlier entry has come since
-            if partition in self._moving:
-                waiting.append((due, partition))
-                continue
             del self._next[partition]
+            if partition in self._moving:
+                self._after[partition] = min(due, self._after.get(partition, due))
+                continue
             if not self._is_ours(partition):
                 continue
             task = asyncio.get_running_loop().create_task(self._move(partition), name="move")
             self._moving[partition] = task
             task.add_done_callback(partial(self._on_moved, partition))
-        for due, partition in waiting:
-            heappush(self._due, (due, partition))
 
     def _on_moved(self, partition: Partition, _: asyncio.Task[None]) -> None:
         del self._moving[partition]
         self._has_changed.set()
+        if partition in self._after:
+            self.noticed(partition, self._after.pop(partition))
 
     def _is_ours(self, partition: Partition) -> bool:
         presence = self._presence

@@ -215,6 +215,22 @@ async def test_what_was_scheduled_through_a_gateway_that_others_did_not_hear_of_
 
 
 @town(1)
+async def test_a_storage_that_takes_its_time_is_waited_for(town: Town) -> None:
+    """P9: what falls due meanwhile in the same partition is not looked for again and again. (Time
+    stands still here while anything goes round.)"""
+    (one,) = town.gateways
+    Clocks(one.broker.mover)
+    session, _ = await one.consumer(await town.group(**LONG))
+    one.storage.due.stall("move")
+    await outcomes(one, *(message(n, delay_s=1 + n) for n in range(3)))
+    await asyncio.sleep(10)
+    assert session.bodies == []
+    one.storage.due.well()
+    await session.take(3)
+    assert session.bodies == [0, 1, 2]
+
+
+@town(1)
 async def test_nothing_fires_when_the_year_jumps_ahead(town: Town) -> None:
     (one,) = town.gateways
     clocks, mover = Clocks(one.broker.mover), one.broker.mover
