@@ -49,8 +49,9 @@ from gateway.publish.batch import (
     any_storable,
     missing_queue,
 )
-from gateway.publish.publisher import Publisher, Tombstones
+from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
+from gateway.publish.tombstones import Tombstones
 from gateway.stores.backup import Backups
 from gateway.stores.marks import check_storage
 from gateway.stores.open import open_stores, with_read_deadline

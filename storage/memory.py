@@ -48,23 +48,25 @@ from storage.rules.append import (
     PartitionLog,
     ProducerLine,
     QueueTotal,
-    append_moved,
     append_record,
-    are_there,
-    changed,
-    check_moved,
-    check_sealable,
-    due_messages,
-    fate_of,
     id_bucket,
-    ids_of_cancelled,
-    ids_of_moved,
     known_outcome,
     line_bucket,
     nowhere,
     open_header,
 )
 from storage.rules.cursor import GroupCursor, check_write, count_dead, start_floor
+from storage.rules.due import (
+    append_moved,
+    are_there,
+    changed,
+    check_moved,
+    check_sealable,
+    due_messages,
+    fate_of,
+    ids_of_cancelled,
+    ids_of_moved,
+)
 
 
 @dataclass(slots=True)

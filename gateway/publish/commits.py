@@ -32,15 +32,16 @@ from typing import Final
 from gateway.deliverylog.log import CommittedOrigins, CommitTimes, DeliveryLog
 from gateway.publish.batch import (
     RECORD_ID_BYTES,
+    Backlog,
     Commit,
     OpenRecord,
+    Route,
     Run,
     SendingOrders,
     commit_weight,
     is_full,
     piece_end,
 )
-from gateway.publish.routes import Backlog, Route
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits

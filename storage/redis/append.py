@@ -35,7 +35,8 @@ from push.storage_port import (
 )
 from storage.redis.keys import queue_key
 from storage.redis.port import Arg, Shard
-from storage.rules.append import due_messages, id_bucket, line_bucket, nowhere
+from storage.rules.append import id_bucket, line_bucket, nowhere
+from storage.rules.due import due_messages
 
 SEQUENCE_MAX: Final = (1 << 53) - 1
 """Largest sequence of a producer. The functions in Lua count in doubles, and clients may use

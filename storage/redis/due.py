@@ -24,14 +24,8 @@ from push.storage_port import Append, Appended, NotStored, Outcome, Sealer, Stor
 from storage.redis.append import Part, RedisAppender, checksum
 from storage.redis.port import Arg
 from storage.redis.read import RedisReader
-from storage.rules.append import (
-    changed,
-    check_moved,
-    fate_of,
-    id_bucket,
-    known_outcome,
-    open_header,
-)
+from storage.rules.append import id_bucket, known_outcome, open_header
+from storage.rules.due import changed, check_moved, fate_of
 
 _HEAD: Final = Struct("<IIIH40s")
 """Version, bytes as JSON, checksum, length of the header, and the seal over all but that length and

@@ -17,19 +17,15 @@ from push.errors import Refused
 from push.places import Partition
 from push.record import RecordDamaged
 from push.storage_port import PLAIN, Append, Appended, NotStored, Outcome, Sealer, Stored, WakeUp
-from storage.rules.append import (
-    DUE_UNIX_MS_MAX,
-    Effect,
+from storage.rules.append import DUE_UNIX_MS_MAX, Effect, id_bucket, known_outcome, open_header
+from storage.rules.due import (
     append_moved,
     are_there,
     changed,
     check_moved,
     fate_of,
-    id_bucket,
     ids_of_cancelled,
     ids_of_moved,
-    known_outcome,
-    open_header,
 )
 from storage.sqlite import codec
 from storage.sqlite.codec import ROWS_MAX, StoredLog

@@ -33,14 +33,13 @@ from storage.rules.append import (
     ProducerLine,
     QueueTotal,
     append_record,
-    check_sealable,
-    due_messages,
     id_bucket,
     line_bucket,
     nowhere,
     open_header,
 )
 from storage.rules.cursor import start_floor
+from storage.rules.due import check_sealable, due_messages
 from storage.sqlite import codec
 from storage.sqlite.codec import ROWS_MAX, StoredLog, Transaction, insert, update
 from storage.sqlite.cursors import CURSORS_CACHED_WEIGHT_MAX, CursorWriteState

@@ -13,8 +13,9 @@ from gateway.delivery.cursor_writer import CursorWriter
 from gateway.publish.batch import (
     PendingPublish,
 )
-from gateway.publish.publisher import Publisher, Tombstones
+from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
+from gateway.publish.tombstones import Tombstones
 from metadata.catalog import Queue, QueueSettings
 from metadata.port import Metadata
 from push import limits

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.publish.routes import Route
+from gateway.publish.batch import Route
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import Refused, Unknown

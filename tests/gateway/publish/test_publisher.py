@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.publish.batch import (
+    SPREAD_RUN,
     PendingPublish,
 )
-from gateway.publish.routes import SPREAD_RUN
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import Refused, Unknown

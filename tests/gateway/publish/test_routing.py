@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.counters import HitRate
-from gateway.publish import routes as routing
-from gateway.publish.routes import KeyCount, Route
+from gateway.publish import batch as routing
+from gateway.publish.batch import KeyCount, Route
 from metadata.catalog import Queue, QueueSettings
 from push.ring import Ring, key_hash
 

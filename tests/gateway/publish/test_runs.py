@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from gateway.publish.batch import (
     NO_ANSWER,
     PendingPublish,
+    Route,
     SendingOrders,
     cut,
     expires_unix_ms,
     id_digest,
 )
-from gateway.publish.routes import Route
 from metadata.catalog import Queue, QueueSettings
 from metadata.rights import ALL_KEYS, KeyScope
 from push.errors import Refused, TocsinError

@@ -19,7 +19,8 @@ from push.places import Partition
 from push.record import RecordDamaged
 from push.storage_port import NotStored, Scheduled, Sealer, Storage, Stored
 from storage.memory import MemoryStorage
-from storage.rules.append import due_messages, open_header
+from storage.rules.append import open_header
+from storage.rules.due import due_messages
 from storage.sqlite import codec
 from storage.sqlite import trim as sqlite_trim
 from storage.sqlite.backup import renew_store

@@ -1,0 +1,126 @@
+"""Decisions of the due store: what a move, a cancellation and a change make of it. Pure.
+
+`storage.rules.append` takes messages into it. The storages in memory and in SQLite decide with
+this; the functions in Lua of the Redis storage decide by the same rules.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from push import limits
+from push.due import CANCELLED, TICKET, DueMessage, fate_mark, has_id, sizes_of
+from push.errors import Refused
+from push.record import NO_DIGEST, Header
+from push.storage_port import Append, Appended, NotStored, Stored
+from storage.rules.append import CANCELLED_BEFORE, PartitionLog
+
+
+def due_messages(
+    append: Append, header: Header, due: Iterable[tuple[int, int]]
+) -> list[DueMessage]:
+    """Return what goes to the due store of a record. `due`: (index in the record, number) of its
+    messages that were scheduled."""
+    found: list[DueMessage] = []
+    begin, starts = 0, []
+    for size in header.sizes:
+        starts.append(begin)
+        begin += size + 1
+    for index, number in due:
+        found.append(
+            DueMessage(
+                partition=append.partition,
+                number=number,
+                version=0,
+                due_unix_ms=header.deliver_at_unix_ms[index],
+                published_unix_ms=header.published_unix_ms,
+                key_hash=header.key_hashes[index],
+                id_hash=header.id_hashes[index] if header.id_hashes else 0,
+                digest=header.digests[index] if header.digests else NO_DIGEST,
+                payload=append.payload[starts[index] : starts[index] + header.sizes[index]],
+            )
+        )
+    return found
+
+
+def are_there(messages: Sequence[DueMessage], due: Mapping[int, DueMessage]) -> bool:
+    """Whether all of these messages are in a due store in the versions that are named, each
+    named once."""
+    numbers = {message.number for message in messages}
+    return len(numbers) == len(messages) > 0 and all(
+        (waiting := due.get(message.number)) is not None and waiting.version == message.version
+        for message in messages
+    )
+
+
+# enforces: P1, R29, R32
+def append_moved(
+    log: PartitionLog, messages: Sequence[DueMessage], header: Header
+) -> tuple[Appended, int]:
+    """Append a record to the log that has the forms of these messages in the log, which leave the
+    due store. Returns the answer, and the record's bytes as JSON.
+
+    Raises:
+        Refused: limit_reached: the log has given out every offset.
+    """
+    check_offsets(log, header.count)
+    first, size = log.next_offset, sum(header.sizes)
+    log.leave_due(len(messages), sizes_of(messages))
+    log.add(header.count, size)
+    return Appended(first, header.count, log.next_offset, log.generation), size
+
+
+def check_moved(messages: Sequence[DueMessage], header: Header) -> None:
+    """Raise Refused if a record is not what `DueStore.move` appends for these messages: it has
+    another number of messages, or names producers, ids or due times."""
+    if header.count != len(messages) or (
+        header.producers or header.digests or header.deliver_at_unix_ms
+    ):
+        raise Refused("invalid_message", "record: it does not have just the messages that move")
+
+
+def check_offsets(log: PartitionLog, count: int) -> None:
+    """Raise Refused if a log has no room for `count` more offsets."""
+    if log.next_offset + count > limits.OFFSET_MAX:
+        raise Refused("limit_reached", "the partition has given out every offset that it has")
+
+
+def ids_of_moved(messages: Sequence[DueMessage], first: int) -> list[tuple[bytes, int]]:
+    """Return (digest, place) of what is to be remembered of messages that move to the offsets from
+    `first` on: their ids still name their tickets (P4), and their tickets lead to the offsets."""
+    ids = [(one.digest, TICKET + one.number) for one in messages if has_id(one.digest)]
+    return ids + [(fate_mark(one.number), first + at) for at, one in enumerate(messages)]
+
+
+def ids_of_cancelled(message: DueMessage) -> list[tuple[bytes, int]]:
+    """Return (digest, place) of what is to be remembered of a message that is cancelled."""
+    ids = [(message.digest, TICKET + message.number)] if has_id(message.digest) else []
+    return [*ids, (fate_mark(message.number), CANCELLED)]
+
+
+def changed(before: DueMessage, message: DueMessage) -> DueMessage:
+    """Return what a change makes of a message: due time and payload are those of `message`."""
+    return replace(
+        before,
+        version=before.version + 1,
+        due_unix_ms=message.due_unix_ms,
+        payload=message.payload,
+    )
+
+
+def fate_of(place: int | None) -> Stored | NotStored | None:
+    """Return what became of a message, by what its ticket leads to; None: nothing is known."""
+    if place is None:
+        return None
+    return CANCELLED_BEFORE if place == CANCELLED else Stored(place)
+
+
+# enforces: R27
+def check_sealable(log: PartitionLog) -> None:
+    """Raise Refused if a partition cannot be sealed, because messages wait in its due store, which
+    do not go to its successors."""
+    if log.due_messages:
+        raise Refused(
+            "invalid_request",
+            f"{log.due_messages} scheduled messages wait in the partition: it can be sealed when "
+            "they are moved or cancelled",
+        )
