@@ -49,6 +49,7 @@ from gateway.publish.batch import (
     any_storable,
     missing_queue,
 )
+from gateway.publish.clock import BelievedClock
 from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
 from gateway.publish.tombstones import Tombstones
@@ -142,6 +143,7 @@ class Broker:
         self.metadata = metadata = GuardedMetadata(metadata)
         self.storage = storage
         self.started_unix_ms = int(time.time() * 1000)
+        self.clock = BelievedClock()
         self.changes = Changes(metadata, storage)
         self.reconciler = Reconciler(metadata, storage, may_wait=may_be_away)
         self.tail, self.delivery_log = Tail(storage), DeliveryLog()
@@ -204,8 +206,8 @@ class Broker:
     def _scheduling_of(self, looking: Storage) -> tuple[ScheduledMessages, Mover]:
         """Compose the acts on scheduled messages, and what moves them when they are due."""
         changed = self.queue_stats.on_change
-        mover = Mover(looking, self.metadata, self.groups.presence, changed=changed)
-        return ScheduledMessages(looking, changed=changed), mover
+        mover = Mover(looking, self.metadata, self.groups.presence, self.clock, changed=changed)
+        return ScheduledMessages(looking, self.clock, changed=changed), mover
 
     def _operations_of(self, looking: Storage) -> QueueOperations:
         """Compose the acts of operators on queues, such as pause, seek, purge, peek and redrive."""
@@ -226,6 +228,7 @@ class Broker:
             self.counting,
             self.reconciler.is_unmade,
             self._tombstones,
+            clock=self.clock,
             log=self.delivery_log,
             in_parts=in_parts,
         )
@@ -358,6 +361,7 @@ class Broker:
             self.readers.queue_deleted(queue.queue_id)
             self.publisher.forget_queue(queue.queue_id)
             self.limiter.forget_queue(queue.queue_id)
+            self.mover.forget(queue.queue_id)
             for number in queue.members:
                 self.tail.forget(Partition(queue.queue_id, number))
 
@@ -409,7 +413,7 @@ class Broker:
     def notes(self) -> list[str]:
         """Return what rests at this gateway although it is ready, one sentence for each thing; []
         if nothing does."""
-        return stopped_notes(self.mover.doubt_s, self.mover.jump_s)
+        return stopped_notes(self.clock.doubt_s, self.clock.jump_s)
 
     # --- Queues --------------------------------------------------------------------------------
 

@@ -96,6 +96,8 @@ class DueRead:
     messages: tuple[DueMessage, ...]
     next_unix_ms: int | None = None
     damaged: tuple[int, ...] = ()
+    generation: int = 0
+    """The partition's generation; 0: it is not known, because there is no such partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,8 @@ def parse_ticket(text: str) -> tuple[str, int, int] | None:
     before, dash_before, partition = prefix.rpartition("-")
     if not (dash and dash_before and last.isdecimal() and partition.isdecimal()):
         return None
-    if not (last.isascii() and partition.isascii()):
-        return None
+    if not (last.isascii() and partition.isascii()) or len(last) > 13 or len(partition) > 4:
+        return None  # no partition has given it out
     return f"{before}-", int(partition), int(last)
 
 

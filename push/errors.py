@@ -67,6 +67,7 @@ CODES: Final = _table(
     Code("too_many_in_flight", 429, True, "this producer has too many unanswered messages"),
     Code("overloaded", 503, True, "too much waits for the storage"),
     Code("storage_full", 507, True, "the free-space reserve is reached: publishing stops"),
+    Code("clock_in_doubt", 503, True, "the clock has jumped: no time is judged by it for a while"),
     Code("draining", 503, True, "this gateway is going down; another one answers"),
     Code("unknown", 503, True, "the outcome is unknown: send again under the same id or sequence"),
     Code("storage_unavailable", 503, True, "the storage does not answer"),

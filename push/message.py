@@ -111,6 +111,11 @@ def check_message(message: Message, message_bytes_max: int) -> None:
         _check_rare(message)
 
 
+def names_time(message: Message) -> bool:
+    """Whether a message says when it is due."""
+    return message.deliver_at_unix_ms is not None or message.delay_s is not None
+
+
 def due_unix_ms(message: Message, now_unix_ms: float) -> int:
     """Return when a message is due, by its own words; 0: now, because it names no time, or one that
     has passed. `now_unix_ms`: when the broker got it.

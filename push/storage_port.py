@@ -416,11 +416,16 @@ class DueStore(Protocol):
         there. Its id and its sequence are answered `cancelled` from then on, its id for at least
         `remember_s` seconds."""
 
-    async def change(self, message: DueMessage) -> bool:
+    async def change(self, message: DueMessage, *, bytes_max: int = 0) -> bool:
         """Give the message of this number, which is in the due store in the version of `message`,
         the due time and payload of `message`; its version grows by one. Number, key and id stay.
-        No bound of the queue is judged. Returns False, and nothing happened, if it does not wait
-        there in this version."""
+        Returns False, and nothing happened, if it does not wait there in this version.
+
+        Raises:
+            Refused: nothing happened, because the payload is larger than before, and there is no
+                room. queue_full: the queue would have more than `bytes_max` bytes in this storage
+                (0: no bound). storage_full.
+        """
 
     async def fate(self, partition: Partition, number: int) -> Stored | NotStored | None:
         """Return what became of a message that is not in the due store: where it is in the log, or

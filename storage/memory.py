@@ -66,6 +66,7 @@ from storage.rules.due import (
     fate_of,
     ids_of_cancelled,
     ids_of_moved,
+    marks_bucket,
 )
 
 
@@ -705,7 +706,7 @@ class MemoryDueStore:
         opened, damaged = at.open_due(fitting[:count])
         rest = fitting[count:]
         next_unix_ms = rest[0].message.due_unix_ms if rest else None
-        return DueRead(tuple(opened), next_unix_ms, damaged)
+        return DueRead(tuple(opened), next_unix_ms, damaged, at.log.generation)
 
     async def move(self, messages: Sequence[DueMessage], append: Append) -> Appended | None:
         wall = self._storage.enter()
@@ -721,7 +722,7 @@ class MemoryDueStore:
             return None
         ids = ids_of_moved(messages, at.log.next_offset)
         appended, size = append_moved(at.log, messages, header)
-        at.remember(ids, id_bucket(wall, append.dedup_window_s), wall)
+        at.remember(ids, marks_bucket(wall, append.dedup_window_s), wall)
         for message in messages:
             del at.due[message.number]
         sealed = at.sealer.seal(append.partition, append.header, append.payload, header.count)
@@ -774,12 +775,14 @@ class MemoryDueStore:
         await asyncio.sleep(0)
         return True
 
-    async def change(self, message: DueMessage) -> bool:
+    async def change(self, message: DueMessage, *, bytes_max: int = 0) -> bool:
         at = self._enter(message.partition)
         before = at.due.get(message.number) if at is not None else None
         if at is None or before is None or before.message.version != message.version:
             return False
-        at.log.resize_due(len(message.payload) - before.size)
+        more = len(message.payload) - before.size
+        at.log.check_growth(more, bytes_max, has_room=self._storage.publishable)
+        at.log.resize_due(more)
         at.keep_due(changed(before.message, message))
         self.notice(message.partition)
         await asyncio.sleep(0)

@@ -8,29 +8,37 @@ A message becomes a message of the log: its form names its ticket as its id if t
 and it expires by the time of the move. Its record has many messages, in the order of (due time,
 number). Consumers get it as they get what another gateway has published.
 
-The mover knows when the first message of each partition is due, by the storage's notices. Over a
-shared store these may be lost, and another gateway's partitions may become its own, so it also
-looks at every queue now and then.
+**What is due.** A partition that is known to have something due is in `_next`, with the time, or in
+`_moving`, until a look finds nothing more there. Times become known by the storage's notices. At a
+start, and over a shared store now and then, all queues are looked at, because notices are lost. A
+partition that another gateway moves stays in `_next`, and is looked at again after NOT_OURS_S,
+because that one may be gone by then.
 
-The wall clock decides what is due. After a jump it is not believed (`push.due`).
+**Turns.** A partition has the turn for one move. If more is due there, it comes behind the others
+that are due. Each lane of the storage (`push.storage_port.Lane`) has turns of its own, so that a
+server which does not answer holds up no other.
+
+**The clock.** The wall clock decides what is due. After a jump it is not believed
+(`gateway.publish.clock`).
 """
 
 import asyncio
 import logging
 import os
-import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 import msgspec
 
 from gateway.delivery.presence import Presence
 from gateway.publish.batch import RECORD_ID_BYTES, expires_unix_ms
+from gateway.publish.clock import BelievedClock
 from metadata.catalog import Queue
 from metadata.port import Metadata
-from push.due import DOUBT_S, ClockGuard, DueMessage, ticket_text
+from push.due import DueMessage, DueRead, ticket_text
 from push.errors import TocsinError
 from push.histogram import Histogram
 from push.message import Message, encode_message
@@ -41,14 +49,18 @@ from push.storage_port import Append, Storage
 logger = logging.getLogger("tocsin.mover")
 MESSAGES_PER_MOVE: Final = 200
 BYTES_PER_MOVE: Final = 512 * 1024
-PARTITIONS_AT_ONCE: Final = 8
-"""Largest number of partitions that are moved from at the same time, so that what fell due while
-nobody ran leaves room to live messages."""
+TURNS: Final = 8
+"""Largest number of partitions of one lane that are moved from at the same time, so that what fell
+due while nobody ran leaves room to live messages."""
 LOOK_S: Final = 1.0
 """Seconds between two looks at the clock, and at some queues if others work on the store too."""
 QUEUES_PER_LOOK: Final = 20
 AGAIN_S: Final = 0.5
-"""Seconds after which a partition is tried again whose storage did not answer."""
+"""Seconds after which a partition is tried again whose storage did not answer, or whose queue the
+catalog does not have yet."""
+NOT_OURS_S: Final = 3.0
+HEAP_SPARE: Final = 1000
+"""Number of entries in the heap that may be out of date, beside as many as there are others."""
 _DECODER: Final = msgspec.json.Decoder(Message)
 
 
@@ -61,6 +73,7 @@ class Mover:
         storage: Storage,
         metadata: Metadata,
         presence: Presence,
+        clock: BelievedClock,
         *,
         changed: Callable[[str], None],
     ) -> None:
@@ -70,23 +83,21 @@ class Mover:
         self._storage = storage
         self._metadata = metadata
         self._presence = presence
-        self.wall: Callable[[], float] = time.time
-        """The unix clock in seconds, by which messages are due."""
-        self.monotonic: Callable[[], float] = time.monotonic
-        """A clock in seconds that nobody sets, with which the other one is compared."""
-        self._due: list[tuple[int, Partition]] = []
-        """Heap of (time in unix milliseconds, partition). Entries that are out of date cost a look
-        each."""
+        self.clock = clock
+        """The clock by which messages are due."""
         self._next: dict[Partition, int] = {}
-        """Partition → the earliest time of its entries in the heap."""
+        """Partition → when something is due there, in unix milliseconds; of one in `_moving`, what
+        became known since it has the turn."""
+        self._heap: list[tuple[int, Partition]] = []
+        """The entries of `_next` but those of partitions in `_moving` or `_held`, and entries that
+        are out of date."""
         self._moving: dict[Partition, asyncio.Task[None]] = {}
-        self._after: dict[Partition, int] = {}
-        """Partition that is moved from now → when something more is due there."""
-        self._generations: dict[Partition, int] = {}
+        self._turns: Counter[int] = Counter()
+        """Lane number → number of its partitions that have the turn."""
+        self._held: dict[int, list[Partition]] = {}
+        """Lane number → partitions that are due, and wait for a turn."""
         self._to_look_at: list[str] = []
         self._has_changed = asyncio.Event()
-        self._guard: ClockGuard | None = None
-        self._has_warned = False
         self._tasks: list[asyncio.Task[None]] = []
         self.moved_total = 0
         """Number of messages moved by this gateway."""
@@ -96,7 +107,7 @@ class Mover:
     def start(self) -> None:
         """Begin to move."""
         loop = asyncio.get_running_loop()
-        self._guard = ClockGuard(self.wall(), self.monotonic())
+        self.clock.is_believed()
         self._storage.due.on_due(self._on_due)
         self._tasks = [
             loop.create_task(self._run(), name="mover"),
@@ -118,58 +129,32 @@ class Mover:
     def noticed(self, partition: Partition, due_unix_ms: int) -> None:
         """Note that something of a partition is due at this time."""
         known = self._next.get(partition)
-        if known is None or due_unix_ms < known:
-            self._next[partition] = due_unix_ms
-            heappush(self._due, (due_unix_ms, partition))
-            self._has_changed.set()
+        if known is not None and known <= due_unix_ms:
+            return
+        self._next[partition] = due_unix_ms
+        if partition not in self._moving:
+            self._push(partition)
 
-    # --- The clock -----------------------------------------------------------------------------
+    def _push(self, partition: Partition) -> None:
+        heappush(self._heap, (self._next[partition], partition))
+        if len(self._heap) > 2 * len(self._next) + HEAP_SPARE:
+            self._heap = [(due, one) for one, due in self._next.items() if one not in self._moving]
+            heapify(self._heap)
+        self._has_changed.set()
 
-    @property
-    def doubt_s(self) -> float:
-        """Seconds for which nothing is moved, because the clock has jumped; 0: it is believed."""
-        return self._guard.doubt_s(self.monotonic()) if self._guard is not None else 0.0
-
-    @property
-    def jump_s(self) -> float:
-        """The clock's last jump in seconds; 0: there was none."""
-        return self._guard.jump_s if self._guard is not None else 0.0
-
-    @property
-    def jumps_total(self) -> int:
-        """Number of jumps of the clock since the start."""
-        return self._guard.jumps if self._guard is not None else 0
+    def forget(self, queue_id: str) -> None:
+        """Forget a queue that was deleted."""
+        for partition in [one for one in self._next if one.queue_id == queue_id]:
+            del self._next[partition]
 
     def facts(self) -> dict[str, object]:
-        """Return figures of this gateway for operators: messages moved, seconds for which nothing
-        more is moved, jumps of the clock and the last of them in seconds."""
+        """Describe the mover to operators."""
         return {
             "moved": self.moved_total,
-            "stopped_s": round(self.doubt_s, 3),
-            "clock_jumps": self.jumps_total,
-            "clock_jump_s": round(self.jump_s, 3),
+            "stopped_s": round(self.clock.doubt_s, 3),
+            "clock_jumps": self.clock.jumps_total,
+            "clock_jump_s": round(self.clock.jump_s, 3),
         }
-
-    def believe_clock(self) -> None:
-        """Move on, because an operator says that the clock is right."""
-        if self._guard is not None:
-            self._guard.believe(self.monotonic())
-            self._has_changed.set()
-
-    def _is_believed(self) -> bool:
-        assert self._guard is not None  # set by `start`
-        is_believed = self._guard.look(self.wall(), self.monotonic())
-        if not is_believed and not self._has_warned:
-            logger.warning(
-                "the clock has jumped by %.0f s: nothing that was scheduled is moved for %.0f s, "
-                "unless an operator says that the clock is right",
-                self._guard.jump_s,
-                DOUBT_S,
-            )
-        elif is_believed and self._has_warned:
-            logger.warning("scheduled messages are moved again, by the clock as it is now")
-        self._has_warned = not is_believed
-        return is_believed
 
     # --- What is due ---------------------------------------------------------------------------
 
@@ -177,10 +162,13 @@ class Mover:
         while True:
             self._has_changed.clear()
             wait_s = LOOK_S
-            if self._is_believed():
-                self._begin_due()
-                if self._due and len(self._moving) < PARTITIONS_AT_ONCE:
-                    wait_s = min(LOOK_S, max(0.0, self._due[0][0] / 1000 - self.wall()))
+            try:
+                if self.clock.is_believed():
+                    self._begin_due()
+                    if self._heap:
+                        wait_s = min(LOOK_S, max(0.0, self._heap[0][0] / 1000 - self.clock.wall()))
+            except Exception:
+                logger.exception("scheduled messages wait: unexpected")
             try:
                 async with asyncio.timeout(wait_s):
                     await self._has_changed.wait()
@@ -188,29 +176,44 @@ class Mover:
                 continue
 
     def _begin_due(self) -> None:
-        """Begin to move from the partitions that are due, as many at once as may be."""
-        now_unix_ms = int(self.wall() * 1000)
-        while (
-            self._due and self._due[0][0] <= now_unix_ms and len(self._moving) < PARTITIONS_AT_ONCE
-        ):
-            due, partition = heappop(self._due)
-            if self._next.get(partition) != due:
-                continue  # an earlier entry has come since
-            del self._next[partition]
-            if partition in self._moving:
-                self._after[partition] = min(due, self._after.get(partition, due))
-                continue
+        """Give the turn to the partitions that are due, as far as their lanes have turns."""
+        now_unix_ms = self.clock.now_unix_ms()
+        while self._heap and self._heap[0][0] <= now_unix_ms:
+            due, partition = heappop(self._heap)
+            if self._next.get(partition) != due or partition in self._moving:
+                continue  # out of date
             if not self._is_ours(partition):
+                self._put_off(partition, NOT_OURS_S)
                 continue
-            task = asyncio.get_running_loop().create_task(self._move(partition), name="move")
-            self._moving[partition] = task
-            task.add_done_callback(partial(self._on_moved, partition))
+            lane = self._storage.lane(partition, "all").number
+            if self._turns[lane] < TURNS:
+                self._begin(partition, lane)
+            else:
+                self._held.setdefault(lane, []).append(partition)
 
-    def _on_moved(self, partition: Partition, _: asyncio.Task[None]) -> None:
+    def _begin(self, partition: Partition, lane: int) -> None:
+        self._turns[lane] += 1
+        del self._next[partition]
+        task = asyncio.get_running_loop().create_task(self._move(partition), name="move")
+        self._moving[partition] = task
+        task.add_done_callback(partial(self._on_moved, partition, lane))
+
+    def _on_moved(self, partition: Partition, lane: int, _: asyncio.Task[None]) -> None:
         del self._moving[partition]
+        self._turns[lane] -= 1
+        if partition in self._next:
+            self._push(partition)
+        held = self._held.pop(lane, [])
+        for one in held:  # they are due: the heap gives them their turn, in the order of times
+            if one in self._next:
+                self._push(one)
         self._has_changed.set()
-        if partition in self._after:
-            self.noticed(partition, self._after.pop(partition))
+
+    def _put_off(self, partition: Partition, seconds: float) -> None:
+        """Look at a partition again in so many seconds."""
+        self._next[partition] = int((self.clock.wall() + seconds) * 1000)
+        if partition not in self._moving:
+            self._push(partition)
 
     def _is_ours(self, partition: Partition) -> bool:
         presence = self._presence
@@ -221,76 +224,65 @@ class Mover:
         return presence.is_chosen(f"due {partition.queue_id} {partition.number}")
 
     async def _move(self, partition: Partition) -> None:
-        """Move what is due in a partition now, in pieces, until nothing is. Notes when the next one
-        is due."""
+        """Move some of what is due in a partition, and note when more is."""
         try:
-            while True:
-                queue = self._metadata.queue_by_id(partition.queue_id)
-                if queue is None:
-                    return
-                now_unix_ms = int(self.wall() * 1000)
-                read = await self._storage.due.first(
-                    partition,
-                    now_unix_ms,
-                    count_max=MESSAGES_PER_MOVE,
-                    bytes_max=BYTES_PER_MOVE,
-                )
-                for number in read.damaged:
-                    logger.error("scheduled message %d of %s is damaged", number, partition)
-                if read.messages:
-                    await self._append(queue, partition, read.messages)
-                if read.next_unix_ms is None:
-                    return
-                if read.next_unix_ms > int(self.wall() * 1000):
-                    self.noticed(partition, read.next_unix_ms)
-                    return
-                if not self._is_believed():
-                    self.noticed(partition, read.next_unix_ms)
-                    return
+            queue = self._metadata.queue_by_id(partition.queue_id)
+            if queue is None:
+                return  # it was deleted; of one that is not known here yet, a look finds out
+            read = await self._storage.due.first(
+                partition,
+                self.clock.now_unix_ms(),
+                count_max=MESSAGES_PER_MOVE,
+                bytes_max=BYTES_PER_MOVE,
+            )
+            for number in read.damaged:
+                logger.error("scheduled message %d of %s is damaged", number, partition)
+            is_done = not read.messages or await self._append(queue, partition, read)
+            if not is_done:  # some have gone or changed since they were read
+                self.noticed(partition, self.clock.now_unix_ms())
+            elif read.next_unix_ms is not None:
+                self.noticed(partition, read.next_unix_ms)
         except TocsinError as error:
             logger.info("scheduled messages of %s wait: %s", partition, error)
-            self._again(partition)
+            self._put_off(partition, AGAIN_S)
         except Exception:
             logger.exception("scheduled messages of %s wait: unexpected", partition)
-            self._again(partition)
+            self._put_off(partition, NOT_OURS_S)
 
-    def _again(self, partition: Partition) -> None:
-        self.noticed(partition, int((self.wall() + AGAIN_S) * 1000))
-
-    async def _append(
-        self, queue: Queue, partition: Partition, messages: Sequence[DueMessage]
-    ) -> None:
-        prefix = f"{queue.queue_id}-{await self._generation(partition)}-"
-        append = moved_record(queue, partition, messages, id_prefix=prefix, wall_s=self.wall())
-        moved = await self._storage.due.move(messages, append)
+    async def _append(self, queue: Queue, partition: Partition, read: DueRead) -> bool:
+        """Move the messages that were read. Returns False, and nothing happened, if some of them do
+        not wait any more as they were read."""
+        prefix = f"{queue.queue_id}-{read.generation}-"
+        append = moved_record(
+            queue, partition, read.messages, id_prefix=prefix, wall_s=self.clock.wall()
+        )
+        moved = await self._storage.due.move(read.messages, append)
         if moved is None:
-            return  # some were moved, cancelled or changed since they were read
-        now_unix_ms = self.wall() * 1000
+            return False
+        now_unix_ms = self.clock.wall() * 1000
         self.moved_total += moved.count
-        for message in messages:
+        for message in read.messages:
             self.late_s.add(max(0.0, now_unix_ms - message.due_unix_ms) / 1000)
-
-    async def _generation(self, partition: Partition) -> int:
-        known = self._generations.get(partition)
-        if known is None:
-            for state in await self._storage.partitions(partition.queue_id):
-                self._generations[state.partition] = state.generation
-            known = self._generations.get(partition, 1)
-        return known
+        self._changed(queue.queue_id)
+        return True
 
     # --- Looking around ------------------------------------------------------------------------
 
     async def _look(self) -> None:
         """Find out what is due, of all queues at first. Over a shared store go on, some queues at a
-        time, because notices are lost, and gateways come and go."""
+        time, because notices are lost."""
         await self._look_at([queue.queue_id for queue in self._metadata.list_all_queues()])
-        while self._presence.is_shared:
+        while self._presence.is_shared or self._to_look_at:
             await asyncio.sleep(LOOK_S)
-            if not self._to_look_at:
-                self._to_look_at = [queue.queue_id for queue in self._metadata.list_all_queues()]
-            some = self._to_look_at[:QUEUES_PER_LOOK]
-            del self._to_look_at[:QUEUES_PER_LOOK]
-            await self._look_at(some)
+            try:
+                if not self._to_look_at:
+                    queues = self._metadata.list_all_queues()
+                    self._to_look_at = [queue.queue_id for queue in queues]
+                some = self._to_look_at[:QUEUES_PER_LOOK]
+                del self._to_look_at[:QUEUES_PER_LOOK]
+                await self._look_at(some)
+            except Exception:
+                logger.exception("what is scheduled is not known: unexpected")
 
     async def _look_at(self, queue_ids: Iterable[str]) -> None:
         for queue_id in queue_ids:
@@ -298,11 +290,12 @@ class Mover:
                 for state in await self._storage.due.states(queue_id):
                     if state.first_unix_ms is not None:
                         self._on_due(state.partition, state.first_unix_ms)
-            except TocsinError as error:
-                logger.info("what is scheduled in %s is not known yet: %s", queue_id, error)
+            except Exception as error:
+                if not isinstance(error, TocsinError):
+                    logger.exception("what is scheduled in %s is not known: unexpected", queue_id)
+                elif self._metadata.queue_by_id(queue_id) is not None:
+                    logger.info("what is scheduled in %s is not known yet: %s", queue_id, error)
                 self._to_look_at.append(queue_id)
-            except Exception:
-                logger.exception("what is scheduled in %s is not known: unexpected", queue_id)
 
 
 def moved_record(

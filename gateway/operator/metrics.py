@@ -415,8 +415,8 @@ class GatewayMetrics:
         mover = self._mover
         samples.put("tocsin_scheduled_moved_total", mover.moved_total)
         samples.spread("tocsin_scheduled_late_seconds", mover.late_s)
-        samples.put("tocsin_clock_jumps_total", mover.jumps_total)
-        samples.put("tocsin_scheduled_stopped", mover.doubt_s > 0)
+        samples.put("tocsin_clock_jumps_total", mover.clock.jumps_total)
+        samples.put("tocsin_scheduled_stopped", mover.clock.doubt_s > 0)
 
     def _put_log(self, samples: Samples) -> None:
         """Put the figures of the delivery log, if it is on."""

@@ -7,8 +7,7 @@ key. Without the key, all partitions are asked, and several messages may have it
 """
 
 import math
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -17,9 +16,11 @@ import msgspec
 from gateway.operator.explain import duration
 from gateway.operator.peek import content_of
 from gateway.publish.batch import id_digest, id_hash
+from gateway.publish.clock import BelievedClock
 from metadata.catalog import Queue
+from metadata.rights import KeyScope
 from push import limits
-from push.due import DueMessage, DuePlace, parse_ticket, ticket_text
+from push.due import DueMessage, DuePlace, DueRead, parse_ticket, ticket_text
 from push.errors import Refused
 from push.message import Message, check_message, due_unix_ms, encode_message, scheduled
 from push.places import Partition
@@ -32,8 +33,8 @@ REMEMBER_S_MIN: Final = 300.0
 """Least time in seconds for which a cancelled id is remembered."""
 _DECODER: Final = msgspec.json.Decoder(Message)
 _LAST: Final = limits.OFFSET_MAX + 1
-May = Callable[[str | None], bool]
-"""Whether a client may do something with messages of this key; None: without a key."""
+NOTHING: Final = KeyScope(())
+"""The scope of no key."""
 
 
 class ScheduledMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,13 +88,18 @@ class ScheduledChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     ttl_s: float | None = None
 
     @property
+    def has_time(self) -> bool:
+        """Whether the message gets another time."""
+        return self.deliver_at_unix_ms is not None or self.delay_s is not None
+
+    @property
     def has_content(self) -> bool:
         """Whether the message gets another content."""
         return self.body is not msgspec.UNSET or self.body_base64 is not None
 
     def made_of(self, before: Message) -> Message:
         """Return the message that this makes of one. Raises Refused(invalid_request)."""
-        has_time = self.deliver_at_unix_ms is not None or self.delay_s is not None
+        has_time = self.has_time
         if not (has_time or self.has_content):
             raise Refused("invalid_request", "a change names a time, or a body, or both")
         changed = before
@@ -122,63 +128,58 @@ class ScheduledMessages:
     """The scheduled messages of all queues."""
 
     def __init__(
-        self,
-        storage: Storage,
-        *,
-        changed: Callable[[str], None],
-        wall: Callable[[], float] = time.time,
+        self, storage: Storage, clock: BelievedClock, *, changed: Callable[[str], None]
     ) -> None:
-        """`changed`: called with the id of a queue in which a message was cancelled."""
+        """`clock`: by which messages are due. `changed`: called with the id of a queue in which a
+        message was cancelled."""
         self._storage = storage
+        self._clock = clock
         self._changed = changed
-        self._wall = wall
 
     # --- Listing -------------------------------------------------------------------------------
 
     async def list_messages(
-        self, queue: Queue, *, key: str | None, after: str | None, limit: int, may_read: May
+        self,
+        queue: Queue,
+        *,
+        key: str | None,
+        after: str | None,
+        limit: int,
+        may_see: KeyScope,
+        may_read: KeyScope,
     ) -> ScheduledList:
         """List up to `limit` messages by (due time, partition, number); with `key` those of this
-        key. `after`: `next` of the answer before. `may_read`: whether the content of a key's
-        messages is shown. Raises Refused(invalid_request): `after` is none."""
+        key. `after`: `next` of the answer before. `may_see`: the keys whose messages may be listed;
+        `may_read`: those of which the content is shown.
+
+        Raises:
+            Refused: invalid_request: `after` is none. forbidden: `may_see` covers some keys only,
+                and `key` is none of them, or is None.
+        """
+        check_scope(may_see, key, "list scheduled messages")
         hashed = key_hash(key, queue.hash_key) if key is not None else None
         numbers = sorted(queue.members)
         if hashed is not None:
             numbers = [Ring(queue.ring_epoch, queue.members).partition(hashed)]
-        place = _parse_after(after) if after is not None else None
-        found: list[tuple[int, int, int, DueMessage]] = []
-        seen_to: list[tuple[int, int, int]] = []
+        page = _Page(_parse_after(after) if after is not None else None, limit)
+        bytes_max = max(1, limits.LOOK_BYTES_MAX // len(numbers))
         for number in numbers:
             read = await self._storage.due.look(
                 Partition(queue.queue_id, number),
                 key_hash=hashed,
-                after=_after_in(number, place),
+                after=page.after_in(number),
                 count_max=limit + 1,
-                bytes_max=max(1, limits.LOOK_BYTES_MAX // len(numbers)),
+                bytes_max=bytes_max,
             )
-            found += [(one.due_unix_ms, number, one.number, one) for one in read.messages]
-            if read.messages and read.next_unix_ms is not None:
-                last_read = read.messages[-1]
-                seen_to.append((last_read.due_unix_ms, number, last_read.number))
-        found.sort(key=lambda entry: entry[:3])
-        # Of the partition that was read least far, nothing is known behind this place.
-        known = [entry for entry in found if not seen_to or entry[:3] <= min(seen_to)]
+            page.add(number, read)
         prefixes = await self._prefixes(queue)
-        shown: list[ScheduledMessage] = []
-        size = 0
-        for _, number, _, one in known[:limit]:
-            size += len(one.payload)
-            if shown and size > limits.LOOK_ANSWER_BYTES_MAX:
-                break
-            shown.append(_shown(one, prefixes[number], may_read))
-        has_more = bool(seen_to) or len(shown) < len(found)
-        last = known[len(shown) - 1] if shown and has_more else None
+        shown = [_shown(one, prefixes[number], may_read) for number, one in page.messages()]
         states = await self._storage.due.states(queue.queue_id)
-        count = sum(state.messages for state in states)
-        if key is not None:  # another key may have the same hash
-            shown = [one for one in shown if one.key == key]
-        next_ = f"{last[0]}-{last[1]}-{last[2]}" if last is not None else None
-        return ScheduledList(messages=shown, count=count, next=next_)
+        return ScheduledList(
+            messages=[one for one in shown if key in (None, one.key)],  # others have the same hash
+            count=sum(state.messages for state in states),
+            next=page.next(),
+        )
 
     async def _prefixes(self, queue: Queue) -> dict[int, str]:
         """Return the id prefix of each partition."""
@@ -188,24 +189,32 @@ class ScheduledMessages:
     # --- One message ---------------------------------------------------------------------------
 
     async def show(
-        self, queue: Queue, message_id: str, key: str | None, may_read: May
+        self,
+        queue: Queue,
+        message_id: str,
+        key: str | None,
+        *,
+        may_see: KeyScope,
+        may_read: KeyScope,
     ) -> ScheduledMessage:
-        """Show one message. Raises Refused as `_find` does."""
+        """Show one message. Raises Refused as `_find` does, and forbidden as `list_messages`."""
+        check_scope(may_see, key, "see a scheduled message")
         found = await self._find(queue, message_id, key)
-        prefixes = await self._prefixes(queue)
-        return _shown(found, prefixes[found.partition.number], may_read)
+        return await self._shown(queue, found, may_read)
 
     async def cancel(
-        self, queue: Queue, message_id: str, key: str | None, may_cancel: May
+        self, queue: Queue, message_id: str, key: str | None, may: KeyScope
     ) -> ScheduledMessage:
         """Cancel a message for good; returns what it was, without its content. From then on its id
-        is answered `cancelled`.
+        is answered `cancelled`, for `dedup_window_s`, and REMEMBER_S_MIN at least. `may`: the keys
+        whose messages may be cancelled.
 
         Raises:
-            Refused: id_unknown, ambiguous, already_due, cancelled; forbidden by `may_cancel`.
+            Refused: id_unknown, ambiguous, already_due, cancelled; forbidden.
         """
+        check_scope(may, key, "cancel a scheduled message")
         found = await self._find(queue, message_id, key)
-        shown = await self._checked(queue, found, may_cancel, "cancel")
+        shown = await self._shown(queue, found, NOTHING)
         remember_s = max(queue.settings.dedup_window_s, REMEMBER_S_MIN)
         if not await self._storage.due.cancel(found.partition, found.number, remember_s=remember_s):
             raise await self._gone(found.partition, found.number)
@@ -213,46 +222,36 @@ class ScheduledMessages:
         return shown
 
     async def change(
-        self,
-        queue: Queue,
-        message_id: str,
-        key: str | None,
-        change: ScheduledChange,
-        may_change: May,
+        self, queue: Queue, message_id: str, key: str | None, change: ScheduledChange, may: KeyScope
     ) -> ScheduledMessage:
         """Give a message another time, another content, or both; returns what it is now, without
-        its content. With a time that has passed, it comes at once.
+        its content. With a time that has passed, it comes at once. `may`: the keys whose messages
+        may be changed.
 
         Raises:
-            Refused: id_unknown, ambiguous, already_due, cancelled; forbidden by `may_change`;
-                invalid_message, message_too_large, invalid_request.
+            Refused: id_unknown, ambiguous, already_due, cancelled; forbidden; invalid_message,
+                message_too_large, invalid_request; queue_full, storage_full: it would be larger,
+                and there is no room; clock_in_doubt.
         """
+        check_scope(may, key, "change a scheduled message")
         for _ in range(TRIES_MAX):
             found = await self._find(queue, message_id, key)
-            await self._checked(queue, found, may_change, "change")
-            now_unix_ms = self._wall() * 1000
+            now_unix_ms = self._clock.wall() * 1000
             message = change.made_of(_DECODER.decode(found.payload))
             check_message(message, queue.settings.message_bytes_max)
-            due = due_unix_ms(message, now_unix_ms) or int(now_unix_ms)
+            due = found.due_unix_ms
+            if change.has_time:
+                self._clock.check()
+                due = due_unix_ms(message, now_unix_ms) or int(now_unix_ms)
             payload = encode_message(scheduled(message, due))
             changed = replace(found, due_unix_ms=due, payload=payload)
-            if await self._storage.due.change(changed):
-                return await self._checked(queue, changed, may_change, "change")
+            if await self._storage.due.change(changed, bytes_max=queue.settings.bytes_max):
+                return await self._shown(queue, changed, NOTHING)
         raise Refused("overloaded", "others change the message at the same time, again and again")
 
-    async def _checked(
-        self, queue: Queue, found: DueMessage, may: May, what: str
-    ) -> ScheduledMessage:
-        """Return the message without its content. Raises Refused(forbidden)."""
+    async def _shown(self, queue: Queue, found: DueMessage, may_read: KeyScope) -> ScheduledMessage:
         prefixes = await self._prefixes(queue)
-        shown = _shown(found, prefixes[found.partition.number], lambda key: False)
-        if not may(shown.key):
-            raise Refused(
-                "forbidden",
-                f"to {what} it needs the right to manage the queue {queue.name!r}, or to publish "
-                "to it under the message's key",
-            )
-        return shown
+        return _shown(found, prefixes[found.partition.number], may_read)
 
     async def _find(self, queue: Queue, message_id: str, key: str | None) -> DueMessage:
         """Find a message that waits.
@@ -263,68 +262,131 @@ class ScheduledMessages:
                 cancelled.
         """
         ticket = parse_ticket(message_id)
-        if ticket is not None and key is None:
+        if ticket is not None:
             prefix, number, counted = ticket
             if prefix == (await self._prefixes(queue)).get(number):
                 partition = Partition(queue.queue_id, number)
-                for found in await self._storage.due.find(partition, [counted]):
-                    return found
-                raise await self._gone(partition, counted)
-        if key is not None:
-            return await self._find_in_key(queue, message_id, key)
-        hashed = id_hash(queue, message_id)
-        all_found = [one async for one in self._with_id(queue, queue.members, message_id, hashed)]
-        if len(all_found) > 1:
-            raise Refused("ambiguous", "messages of several keys have this id: name the key")
-        if all_found:
-            return all_found[0]
-        number = Ring(queue.ring_epoch, queue.members).partition(
-            key_hash(message_id, queue.hash_key)
-        )
-        raise await self._unknown(queue, number, message_id, None)
-
-    async def _find_in_key(self, queue: Queue, message_id: str, key: str) -> DueMessage:
-        hashed = key_hash(key, queue.hash_key)
-        number = Ring(queue.ring_epoch, queue.members).partition(hashed)
-        async for one in self._with_id(queue, [number], message_id, id_hash(queue, message_id)):
-            if _DECODER.decode(one.payload).key == key:
-                return one
-        raise await self._unknown(queue, number, message_id, key)
-
-    async def _with_id(
-        self, queue: Queue, numbers: Sequence[int], message_id: str, hashed: int
-    ) -> AsyncIterator[DueMessage]:
-        for number in numbers:
-            partition = Partition(queue.queue_id, number)
-            for one in (await self._storage.due.look(partition, id_hash=hashed)).messages:
-                if _DECODER.decode(one.payload).id == message_id:
-                    yield one
-
-    async def _unknown(
-        self, queue: Queue, number: int, message_id: str, key: str | None
-    ) -> Refused:
-        """Return the error of an id with which nothing waits, by what is remembered of it."""
+                found = await self._waiting(partition, counted)
+                if key is not None and _DECODER.decode(found.payload).key != key:
+                    raise Refused("id_unknown", "the message with this ticket has another key")
+                return found
+        if key is None:
+            all_found = await self._with_id(queue, message_id)
+            if len(all_found) > 1:
+                raise Refused("ambiguous", "messages of several keys have this id: name the key")
+            if all_found:
+                return all_found[0]
+        ring = Ring(queue.ring_epoch, queue.members)
+        number = ring.partition(key_hash(key if key is not None else message_id, queue.hash_key))
         partition = Partition(queue.queue_id, number)
         known = await self._storage.due.known(partition, id_digest(queue, key, message_id))
-        if isinstance(known, NotStored):
-            return Refused("cancelled")
         if isinstance(known, Scheduled):
-            return await self._gone(partition, known.number)
+            return await self._waiting(partition, known.number)
+        if isinstance(known, NotStored):
+            raise Refused("cancelled")
         if known is not None:
-            return Refused("already_due")
+            raise Refused("already_due")
         hint = "" if key is not None else "; if its message has a key, name that, too"
-        return Refused("id_unknown", f"no message with this id is scheduled{hint}")
+        raise Refused("id_unknown", f"no message with this id is scheduled{hint}")
+
+    async def _with_id(self, queue: Queue, message_id: str) -> list[DueMessage]:
+        """Return messages with this id, of whatever keys: two, if there are more."""
+        found: list[DueMessage] = []
+        hashed = id_hash(queue, message_id)
+        for number in queue.members:
+            partition = Partition(queue.queue_id, number)
+            read = await self._storage.due.look(partition, id_hash=hashed, count_max=10)
+            found += [one for one in read.messages if _DECODER.decode(one.payload).id == message_id]
+            if len(found) > 1:
+                break
+        return found[:2]
+
+    async def _waiting(self, partition: Partition, number: int) -> DueMessage:
+        """Return the message of this number, if it waits. Raises Refused as `_gone` says."""
+        for found in await self._storage.due.find(partition, [number]):
+            return found
+        raise await self._gone(partition, number)
 
     async def _gone(self, partition: Partition, number: int) -> Refused:
         """Return the error of a ticket whose message does not wait any more."""
         fate = await self._storage.due.fate(partition, number)
         if isinstance(fate, NotStored):
             return Refused("cancelled")
+        if fate is not None:
+            return Refused("already_due")
         states = await self._storage.due.states(partition.queue_id)
         given = {state.partition: state.next_number for state in states}
         if number < given.get(partition, 0):
-            return Refused("already_due")
+            detail = "it waits no more: it was due, cancelled or purged, and that is forgotten"
+            return Refused("id_unknown", detail)
         return Refused("id_unknown", "no message with this id is scheduled")
+
+
+def check_scope(scope: KeyScope, key: str | None, what: str) -> None:
+    """Raise Refused(forbidden) if a right covers some keys only, and the key that a request names
+    is none of them, or it names none."""
+    if scope.is_all or (key is not None and scope.allow(key)):
+        return
+    which = f"the key {key!r}" if key is not None else "all keys: name the key"
+    raise Refused("forbidden", f"the right to {what} covers some keys, but not {which}")
+
+
+Entry = tuple[int, int, int]
+"""(due time, partition, number): the place of a message in the order of a list."""
+
+
+class _Page:
+    """A page of a list over several partitions, of which each is read by itself."""
+
+    def __init__(self, after: Entry | None, limit: int) -> None:
+        self._after = after
+        self._limit = limit
+        self._found: dict[Entry, DueMessage] = {}
+        self._known_to: Entry | None = None
+        """The place behind which not all is known, because a partition was read up to there; None:
+        all was read."""
+
+    def after_in(self, number: int) -> DuePlace | None:
+        """Return the place behind which partition `number` is to be read. Of messages that are due
+        together, those of lower partitions come first."""
+        if self._after is None:
+            return None
+        due, at, counted = self._after
+        if number == at:
+            return DuePlace(due, counted)
+        return DuePlace(due, _LAST) if number < at else DuePlace(due, -1)
+
+    def add(self, number: int, read: DueRead) -> None:
+        """Take what was read of a partition. What the page cannot show is not kept."""
+        for one in read.messages:
+            self._found[one.due_unix_ms, number, one.number] = one
+        if read.messages and read.next_unix_ms is not None:
+            last = read.messages[-1]
+            to = (last.due_unix_ms, number, last.number)
+            self._known_to = to if self._known_to is None else min(self._known_to, to)
+        size, kept = 0, dict[Entry, DueMessage]()
+        for place in sorted(self._found):
+            one = self._found[place]
+            size += len(one.payload)
+            is_full = len(kept) == self._limit or (kept and size > limits.LOOK_ANSWER_BYTES_MAX)
+            if is_full or (self._known_to is not None and place > self._known_to):
+                last_place = max(kept, default=place)
+                known_to = self._known_to or last_place
+                self._known_to = min(known_to, last_place)
+                break
+            kept[place] = one
+        self._found = kept
+
+    def messages(self) -> list[tuple[int, DueMessage]]:
+        """Return (partition, message) of each message of the page, in order."""
+        return [(place[1], one) for place, one in self._found.items()]
+
+    def next(self) -> str | None:
+        """Return the place to go on from; None: that was all."""
+        if self._known_to is None or not self._found:
+            return None
+        due, number, counted = max(self._found)
+        return f"{due}-{number}-{counted}"
 
 
 def stopped_notes(doubt_s: float, jump_s: float) -> list[str]:
@@ -351,21 +413,11 @@ def _parse_after(text: str) -> tuple[int, int, int]:
     return due, number, counted
 
 
-def _after_in(number: int, place: tuple[int, int, int] | None) -> DuePlace | None:
-    """Return where a list that goes on after a place goes on in partition `number`."""
-    if place is None:
-        return None
-    due, at, counted = place
-    if number == at:
-        return DuePlace(due, counted)
-    return DuePlace(due, _LAST) if number < at else DuePlace(due, -1)
-
-
-def _shown(one: DueMessage, id_prefix: str, may_read: May) -> ScheduledMessage:
+def _shown(one: DueMessage, id_prefix: str, may_read: KeyScope) -> ScheduledMessage:
     message = _DECODER.decode(one.payload)
     ticket = ticket_text(id_prefix, one.partition.number, one.number)
     content = content_of(message)
-    if not may_read(message.key):
+    if not may_read.allow(message.key):
         content = {"key": message.key}
     else:
         content["ttl_s"] = message.ttl_s

@@ -22,6 +22,7 @@ from typing import Final
 from gateway.accounting.usage import UsageCounter
 from gateway.counters import HitRate, PublishCounters
 from gateway.deliverylog.log import PublishOrigin
+from gateway.publish.clock import BelievedClock
 from gateway.wire.frames import error_fields
 from metadata.catalog import Principal, Queue, QueueSettings
 from metadata.rights import ALL_KEYS, KeyScope
@@ -34,6 +35,7 @@ from push.message import (
     due_unix_ms,
     encode_message,
     encode_plain,
+    names_time,
     scheduled,
 )
 from push.places import Partition
@@ -444,7 +446,9 @@ Runs = dict[int, Run]
 _NO_RUNS: Final[Runs] = {}
 
 
-def cut(publish: PendingPublish, route: Route, orders: SendingOrders) -> tuple[Runs, Runs]:
+def cut(
+    publish: PendingPublish, route: Route, orders: SendingOrders, clock: BelievedClock
+) -> tuple[Runs, Runs]:
     """Return the runs of a publish: those of messages that go out at once, and those of messages
     that are scheduled. A refused message has its outcome, and is in none of the runs."""
     settings, encoded = publish.queue.settings, None
@@ -456,17 +460,24 @@ def cut(publish: PendingPublish, route: Route, orders: SendingOrders) -> tuple[R
         or settings.message_ttl_s is not None
         or (publish.context is not None and orders.held)
     ):
-        return _Cut(publish, route, orders).runs(encoded)
-    return _Cut(publish, route, orders).plain(encoded), _NO_RUNS
+        return _Cut(publish, route, orders, clock).runs(encoded)
+    return _Cut(publish, route, orders, clock).plain(encoded), _NO_RUNS
 
 
 class _Cut:
     """The cutting of one publish into runs."""
 
-    def __init__(self, publish: PendingPublish, route: Route, orders: SendingOrders) -> None:
+    def __init__(
+        self,
+        publish: PendingPublish,
+        route: Route,
+        orders: SendingOrders,
+        clock: BelievedClock,
+    ) -> None:
         self._publish = publish
         self._route = route
         self._orders = orders
+        self._clock = clock
         self._context = publish.context
         self._sequence = publish.sequence or 0
         self._spread: int | None = None
@@ -497,7 +508,7 @@ class _Cut:
         not called, or did not accept the messages."""
         publish = self._publish
         settings, names = publish.queue.settings, publish.names
-        now_ms, runs, later = time.time() * 1000, Runs(), Runs()
+        now_ms, runs, later = self._clock.wall() * 1000, Runs(), Runs()
         is_limited = not publish.keys.is_all
         for index, message in enumerate(publish.letters or publish.messages):
             name, due = message.id if names is None else names[index], 0
@@ -509,7 +520,8 @@ class _Cut:
                 else:
                     if not publish.is_checked:
                         check_message(publish.messages[index], settings.message_bytes_max)
-                        if publish.letters is None:
+                        if publish.letters is None and names_time(message):
+                            self._clock.check()
                             due = due_unix_ms(message, now_ms)
                     text = encode_message(scheduled(message, due))
                 number, hashed = self._place(index, message.key, name)
@@ -694,6 +706,8 @@ class OpenRecord:
             messages_max=settings.messages_max if is_bounded else 0,
             bytes_max=settings.bytes_max if is_bounded else 0,
             message_bytes_max=settings.bytes_max,
+            due_messages_max=0 if is_bounded else settings.messages_max,
+            due_bytes_max=0 if is_bounded else settings.bytes_max,
         )
         return append, header
 

@@ -20,6 +20,7 @@ from gateway.publish.batch import (
     SendingOrders,
     cut,
 )
+from gateway.publish.clock import BelievedClock
 from gateway.publish.commits import GroupCommit
 from gateway.publish.tail import Tail
 from gateway.publish.tombstones import Tombstones
@@ -41,18 +42,21 @@ class Publisher:
         is_unmade: Callable[[Queue], bool],
         tombstones: Tombstones,
         *,
+        clock: BelievedClock | None = None,
         log: DeliveryLog = OFF,
         in_parts: bool = False,
     ) -> None:
-        """`is_unmade`: whether a queue that the storage does not have is yet to be made there.
-        `in_parts`: whether the storage has several servers, whose lanes fail apart. The lanes
-        themselves become known only when somebody publishes there."""
+        """`clock`: the clock by which messages are due; None: one of its own. `is_unmade`: whether a
+        queue that the storage does not have is yet to be made there. `in_parts`: whether the
+        storage has several servers, whose lanes fail apart. The lanes themselves become known only
+        when somebody publishes there."""
         self._counters = counters
         self._tombstones = tombstones
         self._log = log
         self._routes: dict[str, Route] = {}
         self._key_count = KeyCount()
         self._orders = SendingOrders()
+        self._clock = clock or BelievedClock()
         self._share: FairShare[str] = FairShare()
         self.commits = GroupCommit(
             storage,
@@ -113,7 +117,7 @@ class Publisher:
         commits, spans_clusters = self.commits, len(publish.queue.clusters) > 1
         messages = size = 0
         try:
-            runs, later = cut(publish, route, self._orders)
+            runs, later = cut(publish, route, self._orders, self._clock)
             for number, run in chain(runs.items(), later.items()):
                 partition = route.partitions[number]
                 if spans_clusters:

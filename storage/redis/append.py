@@ -36,7 +36,7 @@ from push.storage_port import (
 from storage.redis.keys import queue_key
 from storage.redis.port import Arg, Shard
 from storage.rules.append import id_bucket, line_bucket, nowhere
-from storage.rules.due import due_messages
+from storage.rules.due import due_messages, marks_bucket
 
 SEQUENCE_MAX: Final = (1 << 53) - 1
 """Largest sequence of a producer. The functions in Lua count in doubles, and clients may use
@@ -128,7 +128,7 @@ def move_args(
         append.partition.number,
         append.durability,
         wall_unix_ms,
-        id_bucket(wall_unix_ms, append.dedup_window_s),
+        marks_bucket(wall_unix_ms, append.dedup_window_s),
         min(header.published_unix_ms, wall_unix_ms),
         checksum(append.partition, append.header, sealed),
         append.header,

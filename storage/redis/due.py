@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from push import limits
 from push.due import TICKET, DueMessage, DuePlace, DueRead, DueState, fate_mark, sizes_of
+from push.errors import Refused
 from push.places import Partition
 from push.record import Header, RecordDamaged
 from push.storage_port import Append, Appended, NotStored, Outcome, Sealer, Stored
@@ -113,6 +114,7 @@ class RedisDueStore:
         act: Callable[..., Awaitable[Any]],
         look: Callable[..., Awaitable[Any]],
         move: Callable[[Append, Header, Sequence[Arg]], Awaitable[Appended | None]],
+        has_room: Callable[[Partition], bool],
         wall_unix_ms: Callable[[], int],
     ) -> None:
         self._appender = appender
@@ -121,6 +123,7 @@ class RedisDueStore:
         self._act = act
         self._look = look
         self._move = move
+        self._has_room = has_room
         self._wall_unix_ms = wall_unix_ms
         self._noticed: Callable[[Partition, int], None] | None = None
 
@@ -139,9 +142,10 @@ class RedisDueStore:
         self, partition: Partition, until_unix_ms: int, *, count_max: int, bytes_max: int
     ) -> DueRead:
         args = (partition.number, until_unix_ms, count_max, bytes_max)
-        rows, following = await self._look("due_first", partition.queue_id, *args)
+        rows, following, generation = await self._look("due_first", partition.queue_id, *args)
         messages, damaged = await self._open(partition, decode_rows(rows))
-        return DueRead(tuple(messages), following if following >= 0 else None, damaged)
+        next_unix_ms = following if following >= 0 else None
+        return DueRead(tuple(messages), next_unix_ms, damaged, generation)
 
     async def _open(
         self, partition: Partition, rows: Sequence[DueRow]
@@ -198,7 +202,7 @@ class RedisDueStore:
         at, size = after or DuePlace(0, 0), 0
         while at.due_unix_ms >= 0 and len(fitting) <= count_max and size <= bytes_max:
             count = min(count_max + 1 - len(fitting), LOOK_COUNT)
-            args = (partition.number, *at, count, LOOK_BYTES, listed)
+            args = (partition.number, *at, count, min(LOOK_BYTES, bytes_max), listed)
             rows, *last = await self._look("due_look", partition.queue_id, *args)
             messages, gone = await self._open(partition, decode_rows(rows))
             fitting += [one for one in messages if key_hash in (None, one.key_hash)]
@@ -253,11 +257,13 @@ class RedisDueStore:
             await self._act("due_cancel", partition.queue_id, partition.number, number, until)
         )
 
-    async def change(self, message: DueMessage) -> bool:
+    async def change(self, message: DueMessage, *, bytes_max: int = 0) -> bool:
         partition = message.partition
         waiting = await self.find(partition, [message.number])
         if not waiting or waiting[0].version != message.version:
             return False
+        if len(message.payload) > len(waiting[0].payload) and not self._has_room(partition):
+            raise Refused("storage_full", "the store's memory is at its reserve: it may not grow")
         after = changed(waiting[0], message)
         part = Part(after.header(), after.payload, 1)
         sealed = await self._appender.seal(partition, part)
@@ -271,6 +277,7 @@ class RedisDueStore:
             checksum(partition, part.header, sealed),
             part.header,
             sealed,
+            bytes_max,
         )
         if first < 0:
             return False

@@ -173,6 +173,7 @@ class RedisStorage:
             act=self._act,
             look=self._look,
             move=self._move,
+            has_room=lambda partition: shard.has_room(queue_key(partition.queue_id)),
             wall_unix_ms=self._wall_unix_ms,
         )
         self._tasks: set[asyncio.Task[Any]] = set()

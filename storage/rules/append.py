@@ -275,6 +275,14 @@ class PartitionLog:
         partition, count, size = self.partition, self.due_messages, self.due_bytes
         return DueState(partition, count, size, self.due_next, first_unix_ms)
 
+    def check_growth(self, more: int, bytes_max: int, *, has_room: bool) -> None:
+        """Check that a message of the due store may grow by `more` bytes, if that is more than 0.
+        Raises Refused: storage_full, queue_full."""
+        if more > 0 and not has_room:
+            raise Refused("storage_full", "the storage is at its reserve: it may not grow")
+        if more > 0 and 0 < bytes_max < self.total.bytes + more:
+            raise Refused("queue_full", "the queue has no room for a larger message")
+
     def resize_due(self, more: int) -> None:
         """Let the due store's messages have `more` bytes, because one was exchanged."""
         self._change_due(0, max(more, -self.due_bytes))

@@ -6,13 +6,16 @@ this; the functions in Lua of the Redis storage decide by the same rules.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from push import limits
 from push.due import CANCELLED, TICKET, DueMessage, fate_mark, has_id, sizes_of
 from push.errors import Refused
 from push.record import NO_DIGEST, Header
 from push.storage_port import Append, Appended, NotStored, Stored
-from storage.rules.append import CANCELLED_BEFORE, PartitionLog
+from storage.rules.append import CANCELLED_BEFORE, PartitionLog, id_bucket
+
+FATES_S_MIN: Final = 300.0
 
 
 def due_messages(
@@ -89,6 +92,12 @@ def ids_of_moved(messages: Sequence[DueMessage], first: int) -> list[tuple[bytes
     `first` on: their ids still name their tickets (P4), and their tickets lead to the offsets."""
     ids = [(one.digest, TICKET + one.number) for one in messages if has_id(one.digest)]
     return ids + [(fate_mark(one.number), first + at) for at, one in enumerate(messages)]
+
+
+def marks_bucket(wall_unix_ms: int, dedup_window_s: float) -> int:
+    """Return the time (unix ms) until which is remembered what became of messages that leave the
+    due store now: as `id_bucket`, but for FATES_S_MIN at least, whatever ids count."""
+    return id_bucket(wall_unix_ms, max(dedup_window_s, FATES_S_MIN))
 
 
 def ids_of_cancelled(message: DueMessage) -> list[tuple[bytes, int]]:

@@ -26,6 +26,7 @@ from storage.rules.due import (
     fate_of,
     ids_of_cancelled,
     ids_of_moved,
+    marks_bucket,
 )
 from storage.sqlite import codec
 from storage.sqlite.codec import ROWS_MAX, StoredLog
@@ -57,7 +58,7 @@ def move(state: WriteState, messages: Sequence[DueMessage], append: Append) -> A
     sealed = state.sealer.seal(append.partition, append.header, append.payload, header.count)
     ids = ids_of_moved(messages, log.next_offset)
     appended, size = append_moved(log, messages, header)
-    state.ids.remember(log.row_id, ids, id_bucket(state.wall_unix_ms(), append.dedup_window_s))
+    state.ids.remember(log.row_id, ids, marks_bucket(state.wall_unix_ms(), append.dedup_window_s))
     state.due.delete(row_ids_of(log, numbers))
     state.add_record(log, Effect(appended, size), header, append.header, sealed)
     state.changed(log)
@@ -78,7 +79,7 @@ def cancel(state: WriteState, partition: Partition, number: int, remember_s: flo
     return True
 
 
-def change(state: WriteState, message: DueMessage) -> bool:
+def change(state: WriteState, message: DueMessage, bytes_max: int) -> bool:
     """Do `DueStore.change`, within the writer's batch. A damaged message does not wait."""
     found = _waiting(state, message.partition, message.number)
     if found is None:
@@ -87,8 +88,10 @@ def change(state: WriteState, message: DueMessage) -> bool:
     if before.version != message.version:
         return False
     after = changed(before, message)
+    more = len(after.payload) - size
+    log.check_growth(more, bytes_max, has_room=state.has_space())
     sealed = state.sealer.seal(after.partition, after.header(), after.payload, 1)
-    log.resize_due(len(after.payload) - size)
+    log.resize_due(more)
     state.put_due(log, after, sealed)
     return True
 
@@ -192,7 +195,7 @@ def read_first(
         row_ids.append(row_id)
     rows.close()
     messages, bad = _open(connection, partition, row_ids, sealer)
-    return DueRead(messages, next_unix_ms), bad
+    return DueRead(messages, next_unix_ms, generation=log.generation), bad
 
 
 def read_some(
@@ -234,7 +237,7 @@ def read_some(
     next_unix_ms = rows[count][1] if len(rows) > count else None
     row_ids = [row_id for row_id, _, _ in rows[:count]]
     messages, bad = _open(connection, partition, row_ids, sealer)
-    return DueRead(messages, next_unix_ms), bad
+    return DueRead(messages, next_unix_ms, generation=log.generation), bad
 
 
 def _parts(log: StoredLog, after: DuePlace | None) -> list[tuple[str, tuple[int, ...]]]:
@@ -401,10 +404,9 @@ class SqliteDueStore:
             partial(cancel, self._state, partition, number, remember_s)
         )
 
-    async def change(self, message: DueMessage) -> bool:
-        return await self._writer.submit(
-            partial(change, self._state, message), len(message.payload)
-        )
+    async def change(self, message: DueMessage, *, bytes_max: int = 0) -> bool:
+        work = partial(change, self._state, message, bytes_max)
+        return await self._writer.submit(work, len(message.payload))
 
     async def fate(self, partition: Partition, number: int) -> Stored | NotStored | None:
         if not 0 <= number < limits.OFFSET_MAX:  # it comes from a client

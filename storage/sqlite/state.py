@@ -274,6 +274,10 @@ class WriteState:
         rows = self._connection.execute(f"{highest} UNION ALL {waiting}", (kind,)).fetchall()
         return max(row[0] or 0 for row in rows)
 
+    def has_space(self) -> bool:
+        """Whether enough space is free for the store to grow."""
+        return self._space.is_enough()
+
     def wall_unix_ms(self) -> int:
         """Return the time of the wall clock, in unix milliseconds."""
         return int(self._wall() * 1000)

@@ -160,7 +160,7 @@ async def test_a_stopped_mover_is_seen_and_an_operator_has_it_go_on(town: Town) 
     _, ready = await asked(one, [], "GET", "/readyz")
     assert ready == {"ready": True, "not_ready": []}
     clocks.set_s += 7200
-    await becomes(lambda: mover.doubt_s)
+    await becomes(lambda: mover.clock.doubt_s)
     assert await metric(one, "tocsin_scheduled_stopped") == 1
     assert await metric(one, "tocsin_clock_jumps_total") == 1
     status, ready = await asked(one, [], "GET", "/readyz")

@@ -28,7 +28,7 @@ class Clocks:
         self.begin_unix_s, self.began = time.time(), loop.time()
         self.set_s = 0.0
         self._loop, self._begin_s = loop, time.monotonic()
-        mover.wall, mover.monotonic = self.wall, self.monotonic
+        mover.clock.wall, mover.clock.steady = self.wall, self.monotonic
 
     def wall(self) -> float:
         return self.begin_unix_s + self._loop.time() - self.began + self.set_s
@@ -237,11 +237,11 @@ async def test_nothing_fires_when_the_year_jumps_ahead(town: Town) -> None:
     session, _ = await one.consumer(await town.group(**LONG))
     await outcomes(one, message("in a day", delay_s=86_400), message("in an hour", delay_s=3600))
     clocks.set_s += 365 * 86_400
-    await becomes(lambda: mover.doubt_s)
+    await becomes(lambda: mover.clock.doubt_s)
     await asyncio.sleep(DOUBT_S - 10)
     assert (session.bodies, mover.moved_total) == ([], 0)
     clocks.set_s -= 365 * 86_400  # and an operator sets it right
-    await becomes(lambda: mover.jump_s < 0)
+    await becomes(lambda: mover.clock.jump_s < 0)
     await asyncio.sleep(3000)
     assert session.bodies == []
     await becomes(lambda: session.bodies == ["in an hour"], 600)
@@ -254,8 +254,8 @@ async def test_an_operator_may_say_that_a_clock_which_jumped_is_right(town: Town
     session, _ = await one.consumer(await town.group(**LONG))
     await outcomes(one, message("in an hour", delay_s=3600))
     clocks.set_s += 7200
-    await becomes(lambda: mover.doubt_s)
-    mover.believe_clock()
+    await becomes(lambda: mover.clock.doubt_s)
+    mover.clock.believe()
     assert await becomes(lambda: session.bodies) < 5
 
 

@@ -12,7 +12,6 @@ from gateway.broker import Broker
 from gateway.deliverylog.log import origin_of_request
 from gateway.operator.scheduled import (
     Believed,
-    May,
     ScheduledChange,
     ScheduledList,
     ScheduledMessage,
@@ -34,7 +33,7 @@ from gateway.rest.operation import (
 )
 from gateway.wire.frames import error_fields
 from metadata.catalog import Queue
-from metadata.rights import Verb
+from metadata.rights import ALL_KEYS, KeyScope, Verb
 from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
@@ -193,7 +192,12 @@ async def list_scheduled(broker: Broker, request: Request) -> Response:
     limit = query_limit(request, limits.LOOK_MESSAGES_MAX, LIST_DEFAULT)
     key, queue = _key(request), find_queue(broker, request)
     found = await broker.scheduled.list_messages(
-        queue, key=key, after=query.get("after"), limit=limit, may_read=_may(request, "read")
+        queue,
+        key=key,
+        after=query.get("after"),
+        limit=limit,
+        may_see=_scope(request, "read", "manage"),
+        may_read=_scope(request, "read"),
     )
     return reply(found)
 
@@ -201,8 +205,11 @@ async def list_scheduled(broker: Broker, request: Request) -> Response:
 async def show_scheduled(broker: Broker, request: Request) -> Response:
     """Show a message that waits until it is due."""
     key, queue = _key(request), find_queue(broker, request)
-    may_read = _may(request, "read")
-    return reply(await broker.scheduled.show(queue, _id(request), key, may_read))
+    may_see, may_read = _scope(request, "read", "manage"), _scope(request, "read")
+    shown = await broker.scheduled.show(
+        queue, _id(request), key, may_see=may_see, may_read=may_read
+    )
+    return reply(shown)
 
 
 async def cancel_scheduled(broker: Broker, request: Request) -> Response:
@@ -210,7 +217,7 @@ async def cancel_scheduled(broker: Broker, request: Request) -> Response:
     `cancelled`. The answer comes when this is durable."""
     key, queue = _key(request), find_queue(broker, request)
     _note(request, queue, key)
-    may = _may(request, "manage", "publish")
+    may = _scope(request, "manage", "publish")
     return reply(await broker.scheduled.cancel(queue, _id(request), key, may))
 
 
@@ -220,7 +227,7 @@ async def change_scheduled(broker: Broker, request: Request) -> Response:
     change = decode(await read_body(request), _CHANGE)
     key, queue = _key(request), find_queue(broker, request)
     _note(request, queue, key)
-    may = _may(request, "manage", "publish")
+    may = _scope(request, "manage", "publish")
     return reply(await broker.scheduled.change(queue, _id(request), key, change, may))
 
 
@@ -228,11 +235,11 @@ async def believe_clock(broker: Broker, request: Request) -> Response:
     """Have this gateway move scheduled messages by its clock as it is now, because an operator says
     that the clock is right. After a jump of the clock by more than a minute nothing is moved for
     five minutes. Each gateway has a clock of its own: this is about the one that answers."""
-    mover = broker.mover
-    jump_s = round(mover.jump_s, 3)
+    clock = broker.clock
+    jump_s = round(clock.jump_s, 3)
     act_of(request).about(jump_s=jump_s)
-    mover.believe_clock()
-    return reply(Believed(jump_s=jump_s, moving=mover.doubt_s <= 0))
+    clock.believe()
+    return reply(Believed(jump_s=jump_s, moving=clock.doubt_s <= 0))
 
 
 def _id(request: Request) -> str:
@@ -247,10 +254,15 @@ def _key(request: Request) -> str | None:
     return key
 
 
-def _may(request: Request, *verbs: Verb) -> May:
-    """Return whether one of these rights covers a key."""
+def _scope(request: Request, *verbs: Verb) -> KeyScope:
+    """Return the keys that these rights cover together."""
     scopes = [rights(request).keys(verb, queue_name(request)) for verb in verbs]
-    return lambda key: any(scope is not None and scope.allow(key) for scope in scopes)
+    patterns: list[str] = []
+    for scope in scopes:
+        if scope is not None and scope.patterns is None:
+            return ALL_KEYS
+        patterns += scope.patterns or () if scope is not None else ()
+    return KeyScope(tuple(patterns))
 
 
 def _note(request: Request, queue: Queue, key: str | None) -> None:

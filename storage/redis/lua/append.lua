@@ -146,11 +146,7 @@ end
 
 -- Which of a record's client ids are known: digest -> place. Buckets that passed go.
 local function ids_known(prefix, n, wall, digests)
-  local buckets = prefix .. 'ib:' .. n
-  for _, passed in ipairs(redis.call('ZRANGEBYSCORE', buckets, '-inf', text(wall))) do
-    redis.call('UNLINK', prefix .. 'i:' .. n .. ':' .. passed)
-    redis.call('ZREM', buckets, passed)
-  end
+  forget_ids(prefix, n, wall)
   return find_ids(prefix, n, wall, digests)
 end
 

@@ -195,6 +195,16 @@ local function find_ids(prefix, n, wall, digests)
 end
 
 -- Remember a list of digest, place, digest, place … until a time.
+-- Some of the buckets of ids whose time has passed leave: more than come.
+local function forget_ids(prefix, n, wall)
+  local buckets = prefix .. 'ib:' .. n
+  local passed = redis.call('ZRANGEBYSCORE', buckets, '-inf', text(wall), 'LIMIT', 0, 8)
+  for _, bucket in ipairs(passed) do
+    redis.call('UNLINK', prefix .. 'i:' .. n .. ':' .. bucket)
+    redis.call('ZREM', buckets, bucket)
+  end
+end
+
 local function remember_ids(prefix, n, until_ms, list)
   if #list > 0 then
     in_parts('HSET', prefix .. 'i:' .. n .. ':' .. until_ms, list)

@@ -23,12 +23,13 @@ local function rows_of(prefix, n, members, bytes_max)
 end
 
 -- args: partition, until (ms), count and bytes as JSON at most. The rows that are due, in order;
--- and when the one that follows them is due, -1: there is none.
+-- when the one that follows them is due, -1: there is none; and the partition's generation.
 look('due_first', function(prefix, args)
   local order = due_keys(prefix, args[1])
   local members = redis.call('ZRANGEBYSCORE', order, '-inf', args[2], 'LIMIT', 0, args[3])
   local found, looked = rows_of(prefix, args[1], members, tonumber(args[4]))
-  return {found, due_at(prefix, args[1], looked)}
+  local log = partition_of(prefix, args[1])
+  return {found, due_at(prefix, args[1], looked), log and log.generation or 0}
 end)
 
 -- args: partition, bytes as JSON at most, then numbers. The rows of those that wait, in the
@@ -152,6 +153,7 @@ change('due_move', function(prefix, args)
     ids[#ids + 1], ids[#ids + 2] = fate_mark(one[1]), text(first + place - 1)
   end
   count_due(prefix, n, log, -#moved, -left)
+  forget_ids(prefix, n, tonumber(args[3]))
   remember_ids(prefix, n, args[4], ids)
   log.next, log.messages, log.bytes = first + count, log.messages + count, log.bytes + size
   redis.call('HINCRBY', prefix .. 'queue', 'messages', text(count))
@@ -181,16 +183,22 @@ change('due_cancel', function(prefix, args)
   return 1
 end)
 
--- args: partition, number, version, bytes as JSON, checksum, header, payload. When the first
--- message is due then; -1: it does not wait there in this version, nothing has happened.
+-- args: partition, number, version, bytes as JSON, checksum, header, payload, bytes_max of the
+-- queue. When the first message is due then; -1: it does not wait there in this version, nothing
+-- has happened. Refused: it is larger than before, and the queue has no room for that.
 change('due_change', function(prefix, args)
   local n, number = args[1], tonumber(args[2])
   local log, row = partition_of(prefix, n), row_in(prefix, n, number, args[3])
   if not log or not row then
     return -1
   end
+  local size, most = tonumber(args[4]), tonumber(args[8])
+  local more = size - due_size(row)
+  if more > 0 and most > 0
+    and tonumber(redis.call('HGET', prefix .. 'queue', 'bytes')) + more > most then
+    return refused('queue_full', 'the queue has no room for a larger message')
+  end
   local _, before = take_due(prefix, n, number, row)
-  local size = tonumber(args[4])
   put_due(prefix, n, number, tonumber(args[3]) + 1, size, tonumber(args[5]), args[6], args[7])
   count_due(prefix, n, log, 0, size - before)
   return notice_due(prefix, n)

@@ -34,15 +34,15 @@ async def test_scheduled_messages_are_beside_the_others(
 async def test_a_clock_is_believed_because_an_operator_says_so(house: House, run: Run) -> None:
     none = await run("scheduled", "believe-clock")
     assert (none.exit_code, "has not jumped" in none.output) == (0, True)
-    mover, real = house.broker.mover, house.broker.mover.wall
-    mover.wall = lambda: real() - 7200
-    await becomes(lambda: mover.doubt_s)
+    mover, real = house.broker.mover, house.broker.clock.wall
+    mover.clock.wall = lambda: real() - 7200
+    await becomes(lambda: mover.clock.doubt_s)
     fields = status_fields({"scheduled": mover.facts()})
     assert str(fields["scheduled stopped"]) in ("5m", "4m 59s", "4m 58s")
     assert str(fields["scheduled clock jump"]).startswith("-7")
     done = await run("scheduled", "believe-clock")
     assert (done.exit_code, "was set back by 2h, and is believed." in done.output) == (0, True)
-    assert mover.doubt_s == 0
+    assert mover.clock.doubt_s == 0
     again = json.loads((await run("scheduled", "believe-clock", "--json")).output)
     assert (round(again["jump_s"]), again["moving"]) == (-7200, True)
 
