@@ -45,14 +45,10 @@ from gateway.operator.removal import Begin, RemovalCounter, Removed, check_agree
 from gateway.operator.scheduled import ScheduledMessages, stopped_notes
 from gateway.operator.settings_change import SettingsChanges
 from gateway.operator.waiting import WaitingKeys
-from gateway.publish.batch import (
-    any_storable,
-    missing_queue,
-)
 from gateway.publish.clock import BelievedClock
 from gateway.publish.publisher import Publisher
 from gateway.publish.tail import Tail
-from gateway.publish.tombstones import Tombstones
+from gateway.publish.tombstones import Tombstones, any_storable, missing_queue
 from gateway.stores.backup import Backups
 from gateway.stores.marks import check_storage
 from gateway.stores.open import open_stores, with_read_deadline

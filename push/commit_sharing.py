@@ -404,3 +404,9 @@ def _sums(waiting: Iterable[tuple[OwnerT, int]]) -> dict[OwnerT, int]:
     for owner, size in waiting:
         sums[owner] = sums.get(owner, 0) + size
     return sums
+
+
+def commit_weight(messages: int, size: int) -> int:
+    """Return the weight of messages of `size` bytes in all in a shared commit: this size, but at
+    least COMMIT_MESSAGE_BYTES for each message."""
+    return max(size, limits.COMMIT_MESSAGE_BYTES * messages)

@@ -80,6 +80,17 @@ class DueMessage:
         return cls(partition, number, version, due, published, key_hash, id_hash, digest, payload)
 
 
+@dataclass(frozen=True, slots=True)
+class DueTicket:
+    """The place of a message that waits until it is due, or did so: its number in the partition's
+    due store. `due_unix_ms`: when it is due; 0: that is not known, because it is a duplicate."""
+
+    partition: int
+    number: int
+    due_unix_ms: int
+    duplicate: bool
+
+
 class DuePlace(NamedTuple):
     """The place of a message in the order of a due store."""
 

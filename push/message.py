@@ -14,6 +14,7 @@ import binascii
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from itertools import accumulate, repeat
 from math import ceil
 from operator import contains
@@ -311,6 +312,34 @@ def encode_message(message: Message) -> bytes:
             message, body=_NO_BODY
         )  # another empty one is not left out
     return _ENCODER.encode(message)
+
+
+# enforces: R8
+def id_digest(hash_key: bytes, key: str | None, name: str, *, moved: bool = False) -> bytes:
+    """Return what deduplication remembers of an id: 256 bits over queue, key and id (R8).
+    `hash_key`: the queue's. `moved`: the name is not a client's, and equals none that a client may give."""
+    encoded = (key or "").encode()
+    scope = b"%d:%b" % (len(encoded), encoded) if key is not None else b"-"
+    return blake2b(
+        scope + b"\0" + name.encode(),
+        digest_size=32,
+        key=hash_key,
+        person=b"moved" if moved else b"",
+    ).digest()
+
+
+def id_hash(hash_key: bytes, message_id: str | None) -> int:
+    """Return the hash by which a scheduled message is found without its key; 0: it has no id."""
+    if message_id is None:
+        return 0
+    digest = blake2b(message_id.encode(), digest_size=8, key=hash_key, person=b"id").digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+def expires_unix_ms(message: Message, queue_ttl_s: float | None, now_ms: float) -> int:
+    """Return when a message expires, by the shorter of its own and the queue's TTL; 0 for never."""
+    ttls = [ttl for ttl in (message.ttl_s, queue_ttl_s) if ttl is not None]
+    return int(now_ms + min(ttls) * 1000) if ttls else 0
 
 
 # --- Headers of dead letters ------------------------------------------------------------------

@@ -34,14 +34,14 @@ from typing import Final
 import msgspec
 
 from gateway.delivery.presence import Presence
-from gateway.publish.batch import RECORD_ID_BYTES, expires_unix_ms
+from gateway.publish.batch import RECORD_ID_BYTES
 from gateway.publish.clock import BelievedClock
 from metadata.catalog import Queue
 from metadata.port import Metadata
 from push.due import DueMessage, DueRead, ticket_text
 from push.errors import TocsinError
 from push.histogram import Histogram
-from push.message import Message, encode_message
+from push.message import Message, encode_message, expires_unix_ms
 from push.places import Partition
 from push.record import RecordBuilder
 from push.storage_port import Append, Storage

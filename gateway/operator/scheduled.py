@@ -15,14 +15,21 @@ import msgspec
 
 from gateway.operator.explain import duration
 from gateway.operator.peek import content_of
-from gateway.publish.batch import id_digest, id_hash
 from gateway.publish.clock import BelievedClock
 from metadata.catalog import Queue
 from metadata.rights import KeyScope
 from push import limits
 from push.due import DueMessage, DuePlace, DueRead, parse_ticket, ticket_text
 from push.errors import Refused
-from push.message import Message, check_message, due_unix_ms, encode_message, scheduled
+from push.message import (
+    Message,
+    check_message,
+    due_unix_ms,
+    encode_message,
+    id_digest,
+    id_hash,
+    scheduled,
+)
 from push.places import Partition
 from push.ring import Ring, key_hash
 from push.storage_port import NotStored, Scheduled, Storage
@@ -279,7 +286,7 @@ class ScheduledMessages:
         ring = Ring(queue.ring_epoch, queue.members)
         number = ring.partition(key_hash(key if key is not None else message_id, queue.hash_key))
         partition = Partition(queue.queue_id, number)
-        known = await self._storage.due.known(partition, id_digest(queue, key, message_id))
+        known = await self._storage.due.known(partition, id_digest(queue.hash_key, key, message_id))
         if isinstance(known, Scheduled):
             return await self._waiting(partition, known.number)
         if isinstance(known, NotStored):
@@ -292,7 +299,7 @@ class ScheduledMessages:
     async def _with_id(self, queue: Queue, message_id: str) -> list[DueMessage]:
         """Return messages with this id, of whatever keys: two, if there are more."""
         found: list[DueMessage] = []
-        hashed = id_hash(queue, message_id)
+        hashed = id_hash(queue.hash_key, message_id)
         for number in queue.members:
             partition = Partition(queue.queue_id, number)
             read = await self._storage.due.look(partition, id_hash=hashed, count_max=10)

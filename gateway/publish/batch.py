@@ -15,19 +15,17 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Final
 
 from gateway.accounting.usage import UsageCounter
 from gateway.counters import HitRate, PublishCounters
 from gateway.deliverylog.log import PublishOrigin
 from gateway.publish.clock import BelievedClock
-from gateway.wire.frames import error_fields
-from metadata.catalog import Principal, Queue, QueueSettings
+from metadata.catalog import Queue
 from metadata.rights import ALL_KEYS, KeyScope
 from push import limits
-from push.due import ticket_text
+from push.commit_sharing import commit_weight
+from push.due import DueTicket, ticket_text
 from push.errors import Refused, TocsinError, Unknown
 from push.message import (
     Message,
@@ -35,6 +33,9 @@ from push.message import (
     due_unix_ms,
     encode_message,
     encode_plain,
+    expires_unix_ms,
+    id_digest,
+    id_hash,
     names_time,
     scheduled,
 )
@@ -59,17 +60,6 @@ partition, because few large records are cheaper than many small ones."""
 ORDERS_MAX: Final = 10_000
 """Largest number of sending orders of producers at partitions. Beyond it those held up longest are
 forgotten."""
-
-
-@dataclass(frozen=True, slots=True)
-class DueTicket:
-    """The place of a message that waits until it is due, or did so: its number in the partition's
-    due store. `due_unix_ms`: when it is due; 0: that is not known, because it is a duplicate."""
-
-    partition: int
-    number: int
-    due_unix_ms: int
-    duplicate: bool
 
 
 Outcome = tuple[int, int] | tuple[int, int, bool] | DueTicket | TocsinError
@@ -214,20 +204,6 @@ class PendingPublish:
                 on_answer(self)
             except Exception:  # one producer's trouble must not cost the others their answers
                 logger.exception("an answer to a publish could not be given")
-
-
-def receipt_fields(outcome: DueTicket | TocsinError, id_prefix: str) -> dict[str, object]:
-    """Return the fields of a message's receipt that is no place in the log. `id_prefix`: as in
-    `PendingPublish`."""
-    if isinstance(outcome, TocsinError):
-        return error_fields(outcome)
-    fields: dict[str, object] = {
-        "partition": outcome.partition,
-        "ticket": ticket_text(id_prefix, outcome.partition, outcome.number),
-    }
-    if outcome.due_unix_ms:
-        fields["due_unix_ms"] = outcome.due_unix_ms
-    return {**fields, "duplicate": True} if outcome.duplicate else fields
 
 
 def is_duplicate(outcome: tuple[int, int] | tuple[int, int, bool] | DueTicket) -> bool:
@@ -533,13 +509,13 @@ class _Cut:
             if run is None:
                 run = of_kind[number] = Run(publish)
             if due:
-                run.due.append((due, id_hash(publish.queue, message.id)))
+                run.due.append((due, id_hash(publish.queue.hash_key, message.id)))
             ttl_s = settings.message_ttl_s
             if ttl_s is not None or name is not None or message.ttl_s is not None:
                 digest = None
                 if name is not None:
                     moved = names is not None
-                    digest = id_digest(publish.queue, message.key, name, moved=moved)
+                    digest = id_digest(publish.queue.hash_key, message.key, name, moved=moved)
                 # What is scheduled expires by the time at which it is moved.
                 expires = 0 if due else expires_unix_ms(message, ttl_s, now_ms)
                 if run.marks is None:
@@ -584,34 +560,6 @@ def not_allowed(queue: Queue, key: str | None) -> Refused:
     return Refused(
         "forbidden", f"the right to publish to {queue.name!r} covers some keys, but not {which}"
     )
-
-
-# enforces: R8
-def id_digest(queue: Queue, key: str | None, name: str, *, moved: bool = False) -> bytes:
-    """Return what deduplication remembers of an id: 256 bits over queue, key and id (R8).
-    `moved`: the name is not a client's, and equals none that a client may give."""
-    encoded = (key or "").encode()
-    scope = b"%d:%b" % (len(encoded), encoded) if key is not None else b"-"
-    return blake2b(
-        scope + b"\0" + name.encode(),
-        digest_size=32,
-        key=queue.hash_key,
-        person=b"moved" if moved else b"",
-    ).digest()
-
-
-def id_hash(queue: Queue, message_id: str | None) -> int:
-    """Return the hash by which a scheduled message is found without its key; 0: it has no id."""
-    if message_id is None:
-        return 0
-    digest = blake2b(message_id.encode(), digest_size=8, key=queue.hash_key, person=b"id").digest()
-    return int.from_bytes(digest, "little") or 1
-
-
-def expires_unix_ms(message: Message, queue_ttl_s: float | None, now_ms: float) -> int:
-    """Return when a message expires, by the shorter of its own and the queue's TTL; 0 for never."""
-    ttls = [ttl for ttl in (message.ttl_s, queue_ttl_s) if ttl is not None]
-    return int(now_ms + min(ttls) * 1000) if ttls else 0
 
 
 class OpenRecord:
@@ -838,28 +786,6 @@ class Commit:
         return [error] * len(self.batch)
 
 
-def commit_weight(messages: int, size: int) -> int:
-    """Return the weight of messages of `size` bytes in all in a shared commit: this size, but at
-    least COMMIT_MESSAGE_BYTES for each message."""
-    return max(size, limits.COMMIT_MESSAGE_BYTES * messages)
-
-
-def is_full(builder: RecordBuilder, more_bytes: int, bytes_max: int) -> bool:
-    return builder.count >= limits.RECORD_MESSAGES_MAX or (
-        builder.count > 0 and builder.bytes + more_bytes > bytes_max
-    )
-
-
-def piece_end(encoded: list[bytes], first: int) -> int:
-    """Return the end of a record that begins with message `first`, by RECORD_BYTES_MAX: the place
-    after its last message. It has at least one message."""
-    size, last = len(encoded[first]), first + 1
-    while last < len(encoded) and size + len(encoded[last]) <= limits.RECORD_BYTES_MAX:
-        size += len(encoded[last])
-        last += 1
-    return last
-
-
 def outcome_at(number: int, outcome: Stored | NotStored, queue: Queue) -> Outcome:
     """Return the storage's answer about a message of this partition as an outcome."""
     if isinstance(outcome, Stored):
@@ -876,30 +802,3 @@ def outcome_at(number: int, outcome: Stored | NotStored, queue: Queue) -> Outcom
     elif outcome.code == "limit_reached":
         detail = f"partition {number} has given out every offset that it has: use another queue"
     return Refused(outcome.code, detail)
-
-
-def any_storable(messages: Sequence[Message], message_bytes_max: int) -> bool:
-    """Whether at least one is a message that a queue may take."""
-    for message in messages:
-        try:
-            check_message(message, message_bytes_max)
-        except Refused:
-            continue
-        return True
-    return False
-
-
-def missing_queue(principal: Principal, name: str, settings: QueueSettings) -> Queue:
-    """Return a queue that neither catalog nor storage has. All that is published to it is refused,
-    and each bad message with its reason. No other queue has this id."""
-    return Queue(
-        queue_id="",
-        name=name,
-        tenant=principal.tenant,
-        holder=principal.name,
-        created_unix_ms=0,
-        settings=settings,
-        ring_epoch=1,
-        members=(0,),
-        hash_key=bytes(16),
-    )

@@ -38,18 +38,15 @@ from gateway.publish.batch import (
     Route,
     Run,
     SendingOrders,
-    commit_weight,
-    is_full,
-    piece_end,
 )
 from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from push import limits
-from push.commit_sharing import REST_S, SHARE_ALONE, CommitPace, FairShare, has_room
+from push.commit_sharing import REST_S, SHARE_ALONE, CommitPace, FairShare, commit_weight, has_room
 from push.errors import Refused, TocsinError, Unknown
 from push.histogram import MESSAGES, Histogram
 from push.places import Partition
-from push.record import Header, Record
+from push.record import Header, Record, RecordBuilder
 from push.retry import Breaker
 from push.storage_port import Appended, Lane, NotStored, Storage
 from runtime.loop.end_of_turn import call_guarded, report_bug
@@ -780,3 +777,19 @@ class Committer:
     def _notify_end(self) -> None:
         for listener in self._group.on_end:
             call_guarded(listener, self._number)
+
+
+def is_full(builder: RecordBuilder, more_bytes: int, bytes_max: int) -> bool:
+    return builder.count >= limits.RECORD_MESSAGES_MAX or (
+        builder.count > 0 and builder.bytes + more_bytes > bytes_max
+    )
+
+
+def piece_end(encoded: list[bytes], first: int) -> int:
+    """Return the end of a record that begins with message `first`, by RECORD_BYTES_MAX: the place
+    after its last message. It has at least one message."""
+    size, last = len(encoded[first]), first + 1
+    while last < len(encoded) and size + len(encoded[last]) <= limits.RECORD_BYTES_MAX:
+        size += len(encoded[last])
+        last += 1
+    return last

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.publish.batch import PendingPublish, any_storable
+from gateway.publish.batch import PendingPublish
 from metadata.catalog import (
     DELETED_QUEUES_MARK,
     DeletedQueue,
@@ -24,7 +24,7 @@ from metadata.catalog import (
 from metadata.port import Metadata
 from push import limits
 from push.errors import Refused
-from push.message import Message, dead_letter_headers
+from push.message import Message, check_message, dead_letter_headers
 
 REASON: Final = "queue_deleted"
 
@@ -107,6 +107,33 @@ def tombstone_queue(deleted: DeletedQueue) -> Queue:
         name=deleted.name,
         tenant=deleted.tenant,
         holder=deleted.holder,
+        created_unix_ms=0,
+        settings=settings,
+        ring_epoch=1,
+        members=(0,),
+        hash_key=bytes(16),
+    )
+
+
+def any_storable(messages: Sequence[Message], message_bytes_max: int) -> bool:
+    """Whether at least one is a message that a queue may take."""
+    for message in messages:
+        try:
+            check_message(message, message_bytes_max)
+        except Refused:
+            continue
+        return True
+    return False
+
+
+def missing_queue(principal: Principal, name: str, settings: QueueSettings) -> Queue:
+    """Return a queue that neither catalog nor storage has. All that is published to it is refused,
+    and each bad message with its reason. No other queue has this id."""
+    return Queue(
+        queue_id="",
+        name=name,
+        tenant=principal.tenant,
+        holder=principal.name,
         created_unix_ms=0,
         settings=settings,
         ring_epoch=1,

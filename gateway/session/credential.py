@@ -8,8 +8,7 @@ from typing import Final
 import msgspec
 
 from gateway.accounting.usage import SessionAccounting
-from gateway.auth.auth import Authenticator
-from gateway.auth.live import Revocable
+from gateway.auth.auth import Authenticator, Revocable
 from gateway.limits.limiter import Allowance, Limiter, release_nothing
 from gateway.models import Admission
 from gateway.wire import frames

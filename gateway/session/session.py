@@ -20,7 +20,7 @@ from gateway.delivery.consumer import Settlement
 from gateway.delivery.ports import DeliveryList
 from gateway.deliverylog.log import OriginTracker, PublishOrigin
 from gateway.models import Admission, SessionDescription
-from gateway.publish.batch import PendingPublish, receipt_fields
+from gateway.publish.batch import PendingPublish
 from gateway.session.credential import SessionCredential, SessionQuota, producer_id
 from gateway.session.directory import SessionServices
 from gateway.session.subscriptions import (
@@ -32,7 +32,7 @@ from gateway.session.subscriptions import (
 from gateway.session.transport import SessionTransport
 from gateway.wire import frames
 from gateway.wire.coalesce import CoalescedPublish, Input, coalesce
-from gateway.wire.frames import Close
+from gateway.wire.frames import Close, receipt_fields
 from gateway.wire.protocol import Refusal, SendPing, SessionProtocol, State
 from metadata.catalog import Principal, Queue, check_name
 from metadata.rights import KeyScope

@@ -20,6 +20,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from push import limits
+from push.due import DueTicket, ticket_text
 from push.errors import CODES, Refused, TocsinError
 from push.message import Message
 
@@ -291,6 +292,20 @@ def receipts_end(id_prefix: str, durability: Mapping[str, object]) -> bytes:
 def receipts(ref: int, outcomes: Sequence[object], end: bytes) -> bytes:
     """Encode the answer to a publish, as `ok` does. `end` is the result of `receipts_end`."""
     return b'{"type":"ok","ref":%d,"receipts":%b%b' % (ref, _ENCODE(outcomes), end)
+
+
+def receipt_fields(outcome: DueTicket | TocsinError, id_prefix: str) -> dict[str, object]:
+    """Return the fields of a message's receipt that is no place in the log. `id_prefix`: as in
+    `PendingPublish`."""
+    if isinstance(outcome, TocsinError):
+        return error_fields(outcome)
+    fields: dict[str, object] = {
+        "partition": outcome.partition,
+        "ticket": ticket_text(id_prefix, outcome.partition, outcome.number),
+    }
+    if outcome.due_unix_ms:
+        fields["due_unix_ms"] = outcome.due_unix_ms
+    return {**fields, "duplicate": True} if outcome.duplicate else fields
 
 
 def error_fields(error: TocsinError) -> dict[str, object]:

@@ -14,8 +14,7 @@ import msgspec
 from push.errors import TocsinError
 from push.replicas import ReplicaAct, ShardView
 from services.manager.leader import Leader
-from services.manager.rules.cluster_election import ClusterElectable
-from services.manager.rules.election import AWAY_S, Electable, ShardRule
+from services.manager.rules.election import AWAY_S, ClusterElectable, Electable, ShardRule
 from services.manager.rules.leader import Patience
 from storage.redis.connection import ConnectionCache
 from storage.redis.ops.cluster import ClusterObserver, ClusterReplicaControl

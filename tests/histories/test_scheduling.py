@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.delivery.mover import Mover
-from gateway.publish.batch import DueTicket, PendingPublish
+from gateway.publish.batch import PendingPublish
 from push import limits
-from push.due import DOUBT_S
+from push.due import DOUBT_S, DueTicket
 from push.errors import TocsinError
 from push.message import Message
 from tests.histories.gateways import Town, town

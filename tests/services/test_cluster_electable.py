@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from push.replicas import Follower, Forget, Meet, RecordReplicas, ReplicaAct, ShardServer, ShardView
-from services.manager.rules.cluster_election import ClusterElectable
-from services.manager.rules.election import AWAY_S
+from services.manager.rules.election import AWAY_S, ClusterElectable
 
 P, FIRST, SECOND, Q = "p:1", "r:1", "s:1", "q:1"
 """The primary, its replicas, and the primary of another shard."""

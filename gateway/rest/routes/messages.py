@@ -16,7 +16,7 @@ from gateway.operator.scheduled import (
     ScheduledList,
     ScheduledMessage,
 )
-from gateway.publish.batch import DueTicket, PendingPublish, receipt_fields
+from gateway.publish.batch import PendingPublish
 from gateway.rest.accounting import act_of, counter_of, hash_text
 from gateway.rest.operation import (
     Answer,
@@ -31,10 +31,11 @@ from gateway.rest.operation import (
     read_body,
     rights,
 )
-from gateway.wire.frames import error_fields
+from gateway.wire.frames import error_fields, receipt_fields
 from metadata.catalog import Queue
 from metadata.rights import ALL_KEYS, KeyScope, Verb
 from push import limits
+from push.due import DueTicket
 from push.errors import Refused, TocsinError
 from push.message import Message
 from push.places import Durability

@@ -9,19 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.publish.batch import (
-    NO_ANSWER,
-    PendingPublish,
-    Route,
-    SendingOrders,
-    cut,
-    expires_unix_ms,
-    id_digest,
-)
+from gateway.publish.batch import NO_ANSWER, PendingPublish, Route, SendingOrders, cut
 from metadata.catalog import Queue, QueueSettings
 from metadata.rights import ALL_KEYS, KeyScope
 from push.errors import Refused, TocsinError
-from push.message import Message, check_message, encode_message
+from push.message import Message, check_message, encode_message, expires_unix_ms, id_digest
 from push.ring import Ring, key_hash
 from tests.histories.house import message
 
