@@ -74,6 +74,14 @@ class KeyScope:
 ALL_KEYS: Final = KeyScope(None)
 
 
+def not_allowed(queue: str, key: str | None) -> Refused:
+    """Return the refusal of a message that the right to publish does not cover."""
+    which = "messages without a key" if key is None else f"the key {key!r}"
+    return Refused(
+        "forbidden", f"the right to publish to {queue!r} covers some keys, but not {which}"
+    )
+
+
 class Rights:
     """Everything that one credential allows. Immutable except for its memory of answers."""
 

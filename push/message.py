@@ -317,7 +317,8 @@ def encode_message(message: Message) -> bytes:
 # enforces: R8
 def id_digest(hash_key: bytes, key: str | None, name: str, *, moved: bool = False) -> bytes:
     """Return what deduplication remembers of an id: 256 bits over queue, key and id (R8).
-    `hash_key`: the queue's. `moved`: the name is not a client's, and equals none that a client may give."""
+    `hash_key`: the queue's. `moved`: the name is not a client's, and equals none that a client may
+    give."""
     encoded = (key or "").encode()
     scope = b"%d:%b" % (len(encoded), encoded) if key is not None else b"-"
     return blake2b(

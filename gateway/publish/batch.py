@@ -22,7 +22,7 @@ from gateway.counters import HitRate, PublishCounters
 from gateway.deliverylog.log import PublishOrigin
 from gateway.publish.clock import BelievedClock
 from metadata.catalog import Queue
-from metadata.rights import ALL_KEYS, KeyScope
+from metadata.rights import ALL_KEYS, KeyScope, not_allowed
 from push import limits
 from push.commit_sharing import commit_weight
 from push.due import DueTicket, ticket_text
@@ -490,7 +490,7 @@ class _Cut:
             name, due = message.id if names is None else names[index], 0
             try:
                 if is_limited and not publish.keys.allow(message.key):
-                    raise not_allowed(publish.queue, message.key)
+                    raise not_allowed(publish.queue.name, message.key)
                 if encoded is not None:
                     text = encoded[index]
                 else:
@@ -552,14 +552,6 @@ class _Cut:
         if self._context is not None:
             at = self._sequence + index
             self._orders.on_refused(self._context[0], self._route, key, at, error)
-
-
-def not_allowed(queue: Queue, key: str | None) -> Refused:
-    """Return the refusal of a message that the right to publish does not cover."""
-    which = "messages without a key" if key is None else f"the key {key!r}"
-    return Refused(
-        "forbidden", f"the right to publish to {queue.name!r} covers some keys, but not {which}"
-    )
 
 
 class OpenRecord:

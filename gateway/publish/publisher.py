@@ -46,10 +46,10 @@ class Publisher:
         log: DeliveryLog = OFF,
         in_parts: bool = False,
     ) -> None:
-        """`clock`: the clock by which messages are due; None: one of its own. `is_unmade`: whether a
-        queue that the storage does not have is yet to be made there. `in_parts`: whether the
-        storage has several servers, whose lanes fail apart. The lanes themselves become known only
-        when somebody publishes there."""
+        """`clock`: the clock by which messages are due; None: its own. `is_unmade`: whether a queue
+        that the storage does not have is yet to be made there. `in_parts`: whether the storage has
+        several servers, whose lanes fail apart. The lanes themselves become known only when
+        somebody publishes there."""
         self._counters = counters
         self._tombstones = tombstones
         self._log = log

@@ -33,9 +33,9 @@ look.
 
 `with_more`, `attached_to` and `named` count and describe what a look at a shard has found. Pure.
 
-**In a Cluster.** In a Cluster no replica is elected that the other nodes do not know, because they ignore its request
-for votes. So what Sentinels forget elsewhere (`services.manager.rules.election`), the nodes forget
-here. All of them do so at once, because a node that still knows it tells the others after a minute.
+**In a Cluster** no replica is elected that the other nodes do not know, because they ignore its
+request for votes. So what Sentinels forget elsewhere, the nodes forget here. All of them do so at
+once, because a node that still knows it tells the others after a minute.
 A replica that is away is taken out in this order:
 
     1. every node of the Cluster that is left forgets it

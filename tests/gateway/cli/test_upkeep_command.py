@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from tocsin.cli.main import cli
 
 from gateway.auth.auth import Authenticator
-from gateway.publish.publisher import REASON
+from gateway.publish.tombstones import REASON
 from gateway.rest.app import Application
 from metadata.catalog import ANYBODY, Queue
 from push import limits

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.publish.batch import NO_ANSWER, PendingPublish, Route, SendingOrders, cut
+from gateway.publish.clock import BelievedClock
 from metadata.catalog import Queue, QueueSettings
 from metadata.rights import ALL_KEYS, KeyScope
 from push.errors import Refused, TocsinError
@@ -101,7 +102,7 @@ def one_by_one(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[st
             continue
         refused.append(None)
         moved = plan.names is not None
-        digest = None if name is None else id_digest(queue(), key, name, moved=moved)
+        digest = None if name is None else id_digest(HASH_KEY, key, name, moved=moved)
         expires = expires_unix_ms(one, plan.ttl_s, 0) > 0
         found.setdefault(number, []).append((index, encode_message(one), hashed, digest, expires))
     return found, refused
@@ -124,7 +125,7 @@ def at_once(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[str |
         keys=plan.allowed,
     )
     publish.context = context
-    runs, later = cut(publish, route, orders(plan, route))
+    runs, later = cut(publish, route, orders(plan, route), BelievedClock())
     assert not later
     found: dict[int, list[tuple[object, ...]]] = {}
     for number, run in runs.items():
@@ -183,7 +184,7 @@ def test_places_of_keys_are_counted_once_each_and_messages_without_one_are_not()
         publish = PendingPublish(
             queue(), [message("x", f"k{n}") for n in range(5)] + [message("x", None)], unanswered
         )
-        cut(publish, route, SendingOrders())
+        cut(publish, route, SendingOrders(), BelievedClock())
     few = [message("x", key) for key in ("k0", None, "new")]
-    cut(PendingPublish(queue(), few, unanswered), route, SendingOrders())
+    cut(PendingPublish(queue(), few, unanswered), route, SendingOrders(), BelievedClock())
     assert (route.hit_rate.hits, route.hit_rate.misses) == (6, 6)
