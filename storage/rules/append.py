@@ -257,8 +257,9 @@ class PartitionLog:
 
     def leave_due(self, count: int, size: int) -> None:
         """Let `count` messages of `size` bytes leave the due store. If damage has made that more
-        than there was, all leave."""
-        self._change_due(-min(count, self.due_messages), -min(size, self.due_bytes))
+        than there was, all leave. An empty due store has no bytes, whatever damage said of one."""
+        size = min(size, self.due_bytes) if count < self.due_messages else self.due_bytes
+        self._change_due(-min(count, self.due_messages), -size)
 
     def _change_due(self, count: int, size: int) -> None:
         total = self.total

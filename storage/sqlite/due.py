@@ -151,7 +151,7 @@ def _put_aside(state: WriteState, log: StoredLog, row: codec.Found, reason: str)
         (state.wall_unix_ms(), reason, row_id),
     )
     state.due.delete([row_id])
-    log.leave_due(1, max(size, 0))
+    log.leave_due(1, max(codec.number_in(size), 0))
     state.changed(log)
     state.report(
         f"damaged: the scheduled message of number {codec.number_of(row_id)} in partition "
@@ -186,7 +186,8 @@ def read_first(
         "ORDER BY due_unix_ms, id",
         (log.due_store,),
     )
-    for row_id, due_unix_ms, row_bytes in rows:
+    for row_id, *numbers in rows:  # no checksum vouches for them: what is damaged is due now
+        due_unix_ms, row_bytes = map(codec.number_in, numbers)
         size += row_bytes
         is_full = len(row_ids) == count_max or (row_ids and size > bytes_max)
         if due_unix_ms > until_unix_ms or is_full:
@@ -232,9 +233,9 @@ def read_some(
             "ORDER BY due_unix_ms, id LIMIT ?",
             (*values, *places, count_max + 1 - len(rows)),
         ).fetchall()
-    sizes = accumulate(size for _, _, size in rows[:count_max])
+    sizes = accumulate(codec.number_in(size) for _, _, size in rows[:count_max])
     count = max(sum(size <= bytes_max for size in sizes), min(len(rows), 1))
-    next_unix_ms = rows[count][1] if len(rows) > count else None
+    next_unix_ms = codec.number_in(rows[count][1]) if len(rows) > count else None
     row_ids = [row_id for row_id, _, _ in rows[:count]]
     messages, bad = _open(connection, partition, row_ids, sealer)
     return DueRead(messages, next_unix_ms, generation=log.generation), bad
@@ -296,6 +297,8 @@ def read_states(connection: sqlite3.Connection, queue_id: str) -> list[DueState]
             "SELECT min(due_unix_ms) FROM due INDEXED BY due_in_order WHERE store = ?",
             (log.due_store,),
         ).fetchone()
+        if first_unix_ms is not None:
+            first_unix_ms = codec.number_in(first_unix_ms)
         states.append(log.due_state(first_unix_ms))
     return states
 

@@ -252,7 +252,8 @@ def span(connection: sqlite3.Connection, log: codec.StoredLog, row_id: int) -> i
     end = log.next_offset if after is None else codec.offset_of(after)
     (count,) = connection.execute("SELECT count FROM record WHERE id = ?", (row_id,)).fetchone()
     room = end - codec.offset_of(row_id)
-    return int(count) if 0 < count <= room else room
+    count = codec.number_in(count)
+    return count if 0 < count <= room else room
 
 
 def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int) -> int:
@@ -566,10 +567,11 @@ def quarantine(state: WriteState, partition: Partition, row_ids: list[int]) -> N
         else:
             continue
         count = span(connection, log, row_id)
-        _, _, _, size, checksum, skips, header, payload = row
+        size, checksum = map(codec.number_in, row[3:5])
+        skips, *blobs = map(codec.bytes_in, row[5:])
         state.transaction.begin().execute(
             "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (row_id, count, state.wall_unix_ms(), reason, size, checksum, skips, header, payload),
+            (row_id, count, state.wall_unix_ms(), reason, size, checksum, skips or None, *blobs),
         )
         connection.execute("DELETE FROM record WHERE id = ?", (row_id,))
         log.remove(count, max(size, 0))

@@ -31,19 +31,20 @@ CREATE INDEX due_by_key ON due (store, key_hash, due_unix_ms) WHERE key_hash != 
 CREATE INDEX due_by_id ON due (store, id_hash, due_unix_ms) WHERE id_hash != 0;
 CREATE INDEX due_by_digest ON due (store, digest) WHERE digest IS NOT NULL;
 
--- Scheduled messages that failed their checksum, kept as records are in quarantine.
+-- Scheduled messages that failed their checksum, kept as records are in quarantine. Damage may have
+-- given any value another type.
 CREATE TABLE due_quarantine (
     id INTEGER PRIMARY KEY,
-    store INTEGER NOT NULL,
-    due_unix_ms INTEGER NOT NULL,
-    version INTEGER NOT NULL,
-    bytes INTEGER NOT NULL,
-    key_hash INTEGER NOT NULL,
-    id_hash INTEGER NOT NULL,
-    digest BLOB,
-    checksum INTEGER NOT NULL,
-    header BLOB NOT NULL,
-    payload BLOB NOT NULL,
+    store ANY,
+    due_unix_ms ANY,
+    version ANY,
+    bytes ANY,
+    key_hash ANY,
+    id_hash ANY,
+    digest ANY,
+    checksum ANY,
+    header ANY,
+    payload ANY,
     found_unix_ms INTEGER NOT NULL,
     reason TEXT NOT NULL
 ) STRICT;

@@ -84,7 +84,8 @@ def read_buckets(connection: sqlite3.Connection, partition_row: int) -> IdBucket
     until = 0
     while until is not None:
         (until,) = connection.execute(
-            "SELECT min(until_unix_ms) FROM client_id WHERE partition = ? AND until_unix_ms > ?",
+            "SELECT min(until_unix_ms) FROM client_id WHERE partition = ? AND until_unix_ms > ? "
+            "AND typeof(until_unix_ms) = 'integer'",
             (partition_row, until),
         ).fetchone()
         if until is not None:
@@ -270,9 +271,9 @@ class WriteState:
     def _highest(self, table: str, kind: str) -> int:
         """Return the highest row number in use, also by garbage that is not swept yet."""
         highest = f"SELECT max(id) FROM {table}"
-        waiting = "SELECT max(id) FROM garbage WHERE kind = ?"
+        waiting = "SELECT max(id) FROM garbage WHERE kind = ? AND typeof(id) = 'integer'"
         rows = self._connection.execute(f"{highest} UNION ALL {waiting}", (kind,)).fetchall()
-        return max(row[0] or 0 for row in rows)
+        return max(codec.number_in(row[0]) for row in rows)
 
     def has_space(self) -> bool:
         """Whether enough space is free for the store to grow."""
