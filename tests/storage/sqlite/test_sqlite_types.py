@@ -5,18 +5,30 @@ import re
 import sqlite3
 from collections.abc import Awaitable
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from push.due import DuePlace, DueState
 from push.errors import TocsinError
 from push.places import CursorPlace, Parked
 from push.ranges import Dead
 from push.storage_port import Retry, Side
 from storage.sqlite.store import SqliteStorage
 from storage.sqlite.verify import verify_store
-from tests.contract.stores import G0, P0, P1, append, change, sequences, with_group
+from tests.contract.stores import (
+    G0,
+    P0,
+    P1,
+    append,
+    change,
+    digest,
+    due_unix_ms,
+    sequences,
+    with_group,
+)
 from tests.storage.conftest import Embedded
 
 VALUES: Final = ("NULL", "1.5", "'a'", "CAST(x'ff00' AS TEXT)", "x'ff'", "-1", "1 << 62")
@@ -26,6 +38,7 @@ TABLES: Final = (
     "cursor",
     "cursor_log",
     "dead",
+    "due",
     "ended",
     "garbage",
     "parked",
@@ -52,6 +65,7 @@ async def fill(embedded: Embedded) -> None:
     write = change(retries=[Retry(4, 2)], parked=[Parked(7, "no", 1)], dead=[Dead(10, 1, "no")])
     await store.write_cursors([write])
     await store.write_cursors([change(settled=[(0, 0), (3, 3)], ended=[(3, 3)])])
+    await store.append([append(due=[5, 9, 20], ids=["d", None, "e"], id_hashes=[4, 0, 5])])
     await store.drop_queue("q-0")
     await embedded.close()
     embedded.sql("INSERT OR IGNORE INTO garbage VALUES ('cursor', 4000)")
@@ -130,9 +144,32 @@ async def use(store: SqliteStorage) -> None:
         store.drop_group("g-1", "q-1"),
         store.purge("q-1", None),
     ]
-    for one_use in uses:
+    for one_use in [use_due(store), *uses]:
         with suppress(TocsinError):
             await one_use
+
+
+async def use_due(store: SqliteStorage) -> None:
+    """Use what is scheduled. What is sound can be moved."""
+    due, far = store.due, due_unix_ms(10**6)
+    await due.states("q-1")
+    await due.look(P0)
+    await due.look(P0, key_hash=7, after=DuePlace(1, 0))
+    await due.look(P0, id_hash=4)
+    await due.fate(P0, 1)
+    await due.known(P0, digest("d"))
+    await store.append([append(due=[5], ids=["d"], id_hashes=[4])])
+    for message in await due.find(P0, [0, 1]):
+        await due.change(message)
+    await due.cancel(P0, 0, remember_s=300)
+    for _ in range(3):
+        read = await due.first(P0, far, count_max=10, bytes_max=10**6)
+        if read.messages:
+            record = append(sizes=[len(each.payload) for each in read.messages])
+            record = replace(record, payload=b",".join(each.payload for each in read.messages))
+            await due.move(read.messages, record)
+    assert not (await due.first(P0, far, count_max=10, bytes_max=10**6)).messages
+    assert await due.states("q-1") == [DueState(P0, 0, 0, 4, None), DueState(P1, 0, 0, 0, None)]
 
 
 @pytest.mark.parametrize("table", TABLES)
