@@ -401,6 +401,22 @@ async def test_a_due_store_has_bounds_of_its_own(store: Storage) -> None:
     assert await one(store, append(messages=1, due=[1], due_messages_max=4)) == ["due 4"]
 
 
+@pytest.mark.bounds
+async def test_a_message_grows_only_into_room(store: Storage) -> None:
+    """P10: a change does not go round the bounds of the queue; one that needs no room is taken."""
+    await schedule(store, 1, 2)
+    first, _ = await waiting(store)
+    larger = replace(first, payload=body(9, 30))
+    with pytest.raises(Refused, match="queue_full"):
+        await store.due.change(larger, bytes_max=49)
+    assert await store.due.change(larger, bytes_max=50)
+    smaller = replace(larger, version=1, payload=body(9, 25))
+    assert await store.due.change(smaller, bytes_max=1)
+    assert await store.due.change(replace(smaller, version=2, payload=body(9, 60)))
+    (state, _) = await store.due.states("q-1")
+    assert (state.messages, state.bytes) == (2, 80)
+
+
 @pytest.mark.layouts
 async def test_a_purge_of_all_takes_what_is_not_due(store: Storage) -> None:
     await with_group(store)

@@ -12,6 +12,7 @@ from push import limits
 from push.due import DOUBT_S, DueTicket
 from push.errors import TocsinError
 from push.message import Message
+from push.places import Partition
 from tests.histories.gateways import Town, town
 from tests.histories.house import House, message
 from tests.waiting import becomes
@@ -228,6 +229,23 @@ async def test_a_storage_that_takes_its_time_is_waited_for(town: Town) -> None:
     one.storage.due.well()
     await session.take(3)
     assert session.bodies == [0, 1, 2]
+
+
+@town(1)
+async def test_what_is_cancelled_during_its_move_holds_up_nothing_else(town: Town) -> None:
+    """P1: the move happens not at all then, and the others are read again."""
+    (one,) = town.gateways
+    Clocks(one.broker.mover)
+    session, _ = await one.consumer(await town.group(**LONG))
+    stored = await outcomes(one, *(message(n, delay_s=1) for n in range(3)))
+    one.storage.due.stall("move")
+    await asyncio.sleep(3)
+    ticket = stored[1]
+    partition = Partition(one.find().queue_id, ticket.partition)
+    assert await town.memory.due.cancel(partition, ticket.number, remember_s=300)
+    one.storage.due.well()
+    await session.take(2)
+    assert session.bodies == [0, 2]
 
 
 @town(1)
