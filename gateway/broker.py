@@ -202,7 +202,8 @@ class Broker:
     def _scheduling_of(self, looking: Storage) -> tuple[ScheduledMessages, Mover]:
         """Compose the acts on scheduled messages, and what moves them when they are due."""
         changed = self.queue_stats.on_change
-        mover = Mover(looking, self.metadata, self.groups.presence, self.clock, changed=changed)
+        presence, log = self.groups.presence, self.delivery_log
+        mover = Mover(looking, self.metadata, presence, self.clock, log=log, changed=changed)
         return ScheduledMessages(looking, self.clock, changed=changed), mover
 
     def _operations_of(self, looking: Storage) -> QueueOperations:

@@ -20,7 +20,7 @@ from spark.lake import Lake, read_json
 from spark.losses import quarantined
 from spark.order_audit import RESULT
 from spark.page import Figures, Top, Usage
-from spark.schema import ACKED, CERTIFIED, DISPATCHED, REPLAY, SETTLED, UNKNOWN
+from spark.schema import ACKED, CERTIFIED, DISPATCHED, PLACELESS, REPLAY, SETTLED
 
 COLUMNS_MAX: Final = 120
 """The largest number of columns of the plots over time. With more, a column covers several minutes,
@@ -140,8 +140,8 @@ def _activity(lake: Lake, table: Callable[[str], DataFrame]) -> tuple[int, list[
 def _done(counts: DataFrame, unit: int) -> list[dict[str, Any]]:
     """Return a row for each time step of `unit` seconds and each gateway. It has `start`, `gateway`
     and a number of messages for each name in _TOTALS."""
-    is_unknown = (F.col("kind") == CERTIFIED) & (F.col("what") == UNKNOWN)
-    conditions = {kind: (F.col("kind") == kind) & ~is_unknown for kind in _KINDS}
+    is_placeless = (F.col("kind") == CERTIFIED) & F.col("what").isin(*PLACELESS)
+    conditions = {kind: (F.col("kind") == kind) & ~is_placeless for kind in _KINDS}
     for outcome in _TOTALS[len(_KINDS) :]:
         conditions[outcome] = (F.col("kind") == SETTLED) & (F.col("what") == outcome)
     sums = [

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from spark import files, lines, sources
 from spark.files import File, Known, Listed
 from spark.lake import Lake, LakeError, write_json
-from spark.schema import KINDS, PASSED, PLACE, POSITION, QUARANTINE, STAGED, UNKNOWN, UNLOGGED
+from spark.schema import KINDS, PASSED, PLACE, PLACELESS, POSITION, QUARANTINE, STAGED, UNLOGGED
 
 MIB: Final = 1_048_576
 BATCH_BYTES: Final = 512 * MIB
@@ -264,8 +264,10 @@ def _groups(staged: DataFrame) -> list[Row]:
     """Return the counts of each file, folder, reason and kind."""
     # A line about lost messages has three counts of its own.
     lost = F.col("certified") + F.col("dispatched") + F.col("settled")
-    # A publish answered `unknown` is not certified, or has its own line when it is.
-    certain = F.when(F.coalesce("outcome", F.lit("")) == UNKNOWN, 0).otherwise(F.col("messages"))
+    # A publish answered `unknown` is not certified, or has its own line when it is. What is
+    # scheduled has one when it is due.
+    is_placeless = F.coalesce("outcome", F.lit("")).isin(*PLACELESS)
+    certain = F.when(is_placeless, 0).otherwise(F.col("messages"))
     weight = F.when(F.col("kind") == UNLOGGED, lost).otherwise(certain * F.col("recipients"))
     is_bad = F.col("kind") == QUARANTINE
     return (

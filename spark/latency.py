@@ -3,13 +3,15 @@
 A stage is a part of a message's way. A row here is a duration that some messages share:
 
     produced ─ arriving ─ accepted ─ gathering ─ asked ─ storing ─ certified
+    due ────── late ───────────────────────────── asked, instead, of scheduled messages
         certified ─ waiting (for its cause) ─ dispatched ─ writing ─ written      each group's own
             dispatched ─ handling ─ acked
     delivery: accepted → written          whole: produced → written
+    of scheduled messages both are: due → written
 
-The first six are differences inside a line. They are exact, except `waiting` of messages that were
-read from the storage. `delivery` and `whole` are differences of two lines. They are exact if one
-gateway did both, whatever happened to its clock meanwhile. Otherwise they are as good as two
+The first seven are differences inside a line. They are exact, except `waiting` of messages that
+were read from the storage. `delivery` and `whole` are differences of two lines. They are exact if
+one gateway did both, whatever happened to its clock meanwhile. Otherwise they are as good as two
 machines' clocks agree, and 0 if these would say less. They are of first deliveries, because
 redeliveries, and deliveries to a reader that started in the past or fell behind, say nothing about
 the broker's speed.
@@ -24,6 +26,7 @@ from spark import matching
 from spark.schema import ACKED, AGAIN, REPLAY, UNKNOWN
 
 ARRIVING: Final = "arriving"
+LATE: Final = "late"
 GATHERING: Final = "gathering"
 STORING: Final = "storing"
 WAITING: Final = "waiting"
@@ -31,7 +34,7 @@ WRITING: Final = "writing"
 HANDLING: Final = "handling"
 DELIVERY: Final = "delivery"
 WHOLE: Final = "whole"
-STAGES: Final = (ARRIVING, GATHERING, STORING, WAITING, WRITING, HANDLING)
+STAGES: Final = (ARRIVING, LATE, GATHERING, STORING, WAITING, WRITING, HANDLING)
 """The parts, in their order; DELIVERY and WHOLE cover several of them."""
 
 DIMENSIONS: Final = ("tenant", "queue", "group", "transport", "gateway", "cause")
@@ -59,15 +62,18 @@ def _stages(spans: DataFrame, durations: dict[str, Column], weight: Column) -> D
 
 
 def of_publishing(certified: DataFrame) -> DataFrame:
-    """Return arriving, gathering and storing of certified messages. A producer's own time counts
-    only if its clock's offset is known."""
+    """Return arriving, late, gathering and storing of certified messages. A producer's own time
+    counts only if its clock's offset is known."""
     stored = certified.where(F.coalesce("outcome", F.lit("")) != UNKNOWN)
     produced = F.when(F.col("clock_offset_us").isNotNull(), F.col("produced_unix_us"))
     return _stages(
         stored,
         {
             ARRIVING: F.col("accepted_unix_us") - produced,
-            GATHERING: F.col("asked_unix_us") - F.col("accepted_unix_us"),
+            LATE: F.col("asked_unix_us") - F.col("due_unix_us"),
+            GATHERING: F.when(
+                F.col("due_unix_us").isNull(), F.col("asked_unix_us") - F.col("accepted_unix_us")
+            ),
             STORING: F.col("certified_unix_us") - F.col("asked_unix_us"),
         },
         F.col("messages"),
@@ -129,8 +135,9 @@ def deliveries(dispatched: DataFrame, certified: DataFrame) -> DataFrame:
     )  # fmt: skip
     produced = F.when(F.col("clock_offset_us").isNotNull(), F.col("produced_unix_us"))
     published = certified.where(F.col("runs").isNotNull()).select(
-        "queue_id", "gateway", "stepped_us", "accepted_unix_us", "keys", "runs",
-        produced.alias("produced_unix_us"),
+        "queue_id", "gateway", "stepped_us", "keys", "runs",
+        F.coalesce("due_unix_us", "accepted_unix_us").alias("accepted_unix_us"),
+        F.coalesce("due_unix_us", produced).alias("produced_unix_us"),
     )  # fmt: skip
     met = matching.met(
         matching.exploded(given),

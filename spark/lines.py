@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from spark import schema
-from spark.schema import CERTIFIED, KINDS, SETTLED, UNKNOWN
+from spark.schema import CERTIFIED, KINDS, SETTLED
 
 NOT_JSON: Final = "not_json"
 WRONG_SCHEMA: Final = "schema"
@@ -213,7 +213,7 @@ def _is_missing() -> Column:
 
 def _keys_are_good() -> Column:
     """Return the condition for a line with one hash for each message of its runs."""
-    has_runs = F.coalesce(F.col("outcome"), F.lit("")) != UNKNOWN
+    has_runs = ~F.coalesce(F.col("outcome"), F.lit("")).isin(*schema.PLACELESS)
     wanted = F.when(has_runs, F.col("messages")).otherwise(0) * schema.KEY_BYTES
     return F.coalesce(F.length("keys") == wanted, F.lit(False))
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from spark.axis import period, written
 from spark.drawing import Line, axis_of, bars, duration, heat_map, named, over_time, visible
 
-STAGES: Final = ("arriving", "gathering", "storing", "waiting", "writing", "handling")
+STAGES: Final = ("arriving", "late", "gathering", "storing", "waiting", "writing", "handling")
 EXAMPLES_MAX: Final = 20
 LOSSES_MAX: Final = 20
 Row = Mapping[str, Any]

@@ -22,8 +22,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-SCHEMAS: Final = (1, 2)
-"""The versions of lines that this code understands. In the first one no push has a mask."""
+SCHEMAS: Final = (1, 2, 3)
+"""The versions of lines that this code understands. In the first one no push has a mask, in the
+second one no message is scheduled."""
 
 CERTIFIED: Final = "certified"
 DISPATCHED: Final = "dispatched"
@@ -54,6 +55,11 @@ RETURNED: Final = ("nacked", "expired", "returned", PARKED)
 UNKNOWN: Final = "unknown"
 """The outcome of a publish if it is not known whether its messages are stored. The line has no
 runs."""
+SCHEDULED: Final = "scheduled"
+"""The outcome of a publish whose messages wait until they are due. The line has no runs; another
+one has, when the broker moves them into their queue."""
+PLACELESS: Final = (UNKNOWN, SCHEDULED)
+"""Outcomes whose lines have no runs, and count no certified messages."""
 LATE: Final = "late"
 """The outcome of a publish that was answered `unknown` before, and was certified after all."""
 AGAIN: Final = "lease"
@@ -88,7 +94,8 @@ def struct(**fields: DataType) -> StructType:
 
 _LINE_LONGS: Final = (
     "schema", "stepped_us", "messages", "produced_unix_us", "clock_offset_us", "accepted_unix_us",
-    "asked_unix_us", "certified_unix_us", "bytes", "duplicates", "attempt", "recipients",
+    "asked_unix_us", "certified_unix_us", "due_unix_us", "bytes", "duplicates", "attempt",
+    "recipients",
     "published_unix_ms", "dispatched_unix_us", "written_unix_us", "settled_unix_us",
     "since_unix_us", "until_unix_us", "spans", "certified", "dispatched", "settled", "lines",
     "crc32", "at_unix_us", "partition", "epoch", "frontier", "open", "dying", "ahead",
@@ -118,8 +125,9 @@ SPANS: Final = {
     CERTIFIED: struct(
         **_WHERE, producer=StringType(), level=StringType(), outcome=StringType(),
         produced_unix_us=LongType(), clock_offset_us=LongType(), accepted_unix_us=LongType(),
-        asked_unix_us=LongType(), certified_unix_us=LongType(), bytes=LongType(),
-        keys=BinaryType(), trace=StringType(), duplicates=LongType(), duplicate_runs=RUNS,
+        asked_unix_us=LongType(), certified_unix_us=LongType(), due_unix_us=LongType(),
+        bytes=LongType(), keys=BinaryType(), trace=StringType(), duplicates=LongType(),
+        duplicate_runs=RUNS,
     ),
     DISPATCHED: struct(
         **_WHERE, group=StringType(), recipients=LongType(), attempt=LongType(),

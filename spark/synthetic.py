@@ -20,7 +20,9 @@ from typing import Any, Final
 
 Run = list[int]
 """[partition, first offset, count]."""
-SCHEMA: Final = 2
+SCHEMA: Final = 3
+_SCHEDULED: Final = 0.1
+"""The part of the frames that were scheduled, and are due at their time."""
 _US: Final = 1_000_000
 TENANT: Final = "default"
 _CAUSES: Final = ("none",) * 7 + ("credit", "credit", "key_held")
@@ -91,6 +93,8 @@ class _Frame:
     produced_us: int | None
     accepted_us: int
     certified_us: int
+    due_us: int | None = None
+    """When the messages were due, if they were scheduled."""
 
     @property
     def odd(self) -> Run:
@@ -162,12 +166,18 @@ class Synthetic:
             return
         accepted_us = self._now_us
         asked_us = accepted_us + 50 + int(rng.expovariate(1 / 300))
+        due_us = None
+        if rng.random() < _SCHEDULED:
+            due_us, accepted_us = accepted_us - int(rng.expovariate(1 / 5_000)), asked_us
         frame = _Frame(
             gateway, queue, runs, hashes[runs[0][2] - 1],
             produced_us=accepted_us - 100 - int(rng.expovariate(1 / 1_000)),
             accepted_us=accepted_us,
             certified_us=asked_us + 400 + int(rng.expovariate(1 / 2_000)),
+            due_us=due_us,
         )  # fmt: skip
+        if due_us is not None:
+            self._schedule(frame, len(hashes))
         self._certify(frame, hashes, asked_us)
         for index, group in enumerate(plan.groups):
             given_us = self._given(frame, group, None if index else fault)
@@ -220,8 +230,35 @@ class Synthetic:
              "until_unix_us": now + 5, "spans": 1, "certified": count, "reason": "full"},
         )  # fmt: skip
 
+    def _schedule(self, frame: _Frame, count: int) -> None:
+        """Write that the messages of a frame were scheduled, some time before they were due."""
+        assert frame.due_us is not None
+        at = frame.due_us - 60 * _US
+        step = frame.gateway.stepped_us
+        line = {
+            "schema": SCHEMA, "kind": "certified", "gateway": frame.gateway.name,
+            "stepped_us": step, "tenant": TENANT, "queue": frame.queue,
+            "queue_id": queue_id(frame.queue), "outcome": "scheduled", "messages": count,
+            "producer": "operator", "transport": "http", "level": "all", "bytes": count * 256,
+            "accepted_unix_us": at + step, "asked_unix_us": at + step + 40,
+            "certified_unix_us": at + step + 900,
+        }  # fmt: skip
+        self._write(frame.gateway, line)
+        self._count("gathering", frame, 40, count)
+        self._count("storing", frame, 860, count)
+
     def _certify(self, frame: _Frame, hashes: list[bytes], asked_us: int) -> None:
         known = frame.produced_us is not None
+        if frame.due_us is not None:
+            self._line(
+                frame, "certified", frame.runs, frame.certified_us, transport="internal",
+                level="all", accepted_unix_us=frame.accepted_us, asked_unix_us=asked_us,
+                certified_unix_us=frame.certified_us, due_unix_us=frame.due_us,
+                bytes=len(hashes) * 256, keys=base64.b64encode(b"".join(hashes)).decode(),
+            )  # fmt: skip
+            self._count("late", frame, asked_us - frame.due_us, len(hashes))
+            self._count("storing", frame, frame.certified_us - asked_us, len(hashes))
+            return
         self._line(
             frame, "certified", frame.runs, frame.certified_us, producer="operator",
             session="p1" if known else None, transport="websocket" if known else "http",
@@ -307,9 +344,11 @@ class Synthetic:
         self._count("writing", frame, written_us - at, count)
         if attempt == 1:
             self._count("waiting", frame, at - frame.certified_us, count)
-            self._count("delivery", frame, written_us - frame.accepted_us, count)
-            if frame.produced_us is not None:
-                self._count("whole", frame, written_us - frame.produced_us, count)
+            begin_us = frame.accepted_us if frame.due_us is None else frame.due_us
+            self._count("delivery", frame, written_us - begin_us, count)
+            produced_us = frame.produced_us if frame.due_us is None else frame.due_us
+            if produced_us is not None:
+                self._count("whole", frame, written_us - produced_us, count)
 
     def _settle(
         self, frame: _Frame, group: str, runs: list[Run], given_us: int, at: int,

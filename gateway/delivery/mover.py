@@ -34,12 +34,13 @@ from typing import Final
 import msgspec
 
 from gateway.delivery.presence import Presence
+from gateway.deliverylog.log import OFF, CommitTimes, DeliveryLog, moved_origins
 from gateway.publish.batch import RECORD_ID_BYTES
 from gateway.publish.clock import BelievedClock
 from metadata.catalog import Queue
 from metadata.port import Metadata
 from push.due import DueMessage, DueRead, ticket_text
-from push.errors import TocsinError
+from push.errors import TocsinError, Unknown
 from push.histogram import Histogram
 from push.message import Message, encode_message, expires_unix_ms
 from push.places import Partition
@@ -75,10 +76,12 @@ class Mover:
         presence: Presence,
         clock: BelievedClock,
         *,
+        log: DeliveryLog = OFF,
         changed: Callable[[str], None],
     ) -> None:
         """`changed`: called with the id of a queue in which something was scheduled or changed, and
         of one in which something was found that waits."""
+        self._log = log
         self._changed = changed
         self._storage = storage
         self._metadata = metadata
@@ -256,9 +259,18 @@ class Mover:
         append = moved_record(
             queue, partition, read.messages, id_prefix=prefix, wall_s=self.clock.wall()
         )
-        moved = await self._storage.due.move(read.messages, append)
+        log, asked_us = self._log, self._log.now_ns() // 1000
+        try:
+            moved = await self._storage.due.move(read.messages, append)
+        except Unknown:
+            if log.is_on and (origin := log.internal_origin(queue, len(read.messages))):
+                log.add_unknown(origin, len(read.messages))
+            raise
         if moved is None:
             return False
+        if log.is_on:
+            stages = CommitTimes(asked_us, log.now_ns() // 1000)
+            log.add_commit(moved_origins(log, queue, read.messages, moved.first, stages))
         now_unix_ms = self.clock.wall() * 1000
         self.moved_total += moved.count
         for message in read.messages:

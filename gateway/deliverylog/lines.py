@@ -12,7 +12,7 @@ import msgspec
 from push.delivery import ranges_of
 from push.places import Durability
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 """Version of the lines. It is raised when a field changes or is removed, but not for new fields and
 kinds."""
 
@@ -96,11 +96,12 @@ class CertifiedLine(_Span, tag="certified", kw_only=True, gc=False):
     that one commit stored, or of which it is unknown whether it did."""
 
     runs: Runs = []
-    outcome: Literal["certified", "unknown", "late"] = "certified"
+    outcome: Literal["certified", "unknown", "late", "scheduled"] = "certified"
     """certified: the messages are stored. unknown: their publisher got this answer, and the line
-    has no runs. late: they were certified after that answer."""
+    has no runs. late: they were certified after that answer. scheduled: they wait until they are
+    due, have no places yet, and the line has no runs."""
     messages: int = 0
-    """Number of messages, if the outcome is unknown; otherwise 0, because the runs say it."""
+    """Number of messages, if the line has no runs; otherwise 0, because these say it."""
     producer: str | None = None
     """Name of the principal that published them; None: the broker itself."""
     session: str | None = None
@@ -127,6 +128,9 @@ class CertifiedLine(_Span, tag="certified", kw_only=True, gc=False):
     """Runs of the stored messages whose duplicates were published."""
     trace: str | None = None
     """The W3C trace id of the request or of the first message."""
+    due_unix_us: int | None = None
+    """Time when the first of the messages was due, if they were scheduled. The line tells then that
+    the broker has moved them into the log; no line tells that they were published."""
 
 
 class DispatchedLine(_Span, tag="dispatched", kw_only=True, gc=False):

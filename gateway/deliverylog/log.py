@@ -49,9 +49,10 @@ from gateway.models import Transport
 from gateway.wire import frames
 from metadata.catalog import Principal, Queue
 from push import limits
+from push.due import DueMessage
 from push.message import Message
 from push.record import Header
-from push.storage_port import Appended, Stored
+from push.storage_port import Appended, Scheduled, Stored
 from runtime.trace_context import PARENT, Trace, trace_from
 
 HAND_OVER_S: Final = 0.05
@@ -63,6 +64,8 @@ STOP_S: Final = 5.0
 """Seconds within which `stop` has the remaining lines written."""
 RUN_US: Final = 100
 """Microseconds within which publishes of a session may share a time, and a line."""
+DUE_NEAR_MS: Final = 10
+"""Milliseconds by which the due times of messages may differ that share a line, at least."""
 LINE_MESSAGES_MAX: Final = 2000
 """Largest number of messages of a session's publishes that share an origin, and with it a time of
 acceptance and a line. Later messages have another origin."""
@@ -228,6 +231,8 @@ class PublishOrigin:
     """Time of production, monotonic with a `clock_offset_us`, else as the client sent it."""
     clock_offset_us: int | None = None
     trace: str | None = None
+    due_unix_ms: int | None = None
+    """When the messages were due, if they were scheduled and are in the log now."""
     stages: CommitTimes | None = None
     """Times of the commit of the runs; None: there are no runs."""
     runs: list[Run] = field(default_factory=list)
@@ -236,12 +241,15 @@ class PublishOrigin:
     keys: list["array[int]"] = field(default_factory=list)
     duplicates: list[Run] = field(default_factory=list)
     bytes: int = 0
+    scheduled: int = 0
+    """Number of messages that wait until they are due."""
+    scheduled_bytes: int = 0
 
     def clear(self) -> None:
         """Clear the fields of the commit, for the next one."""
         self.stages = None
         self.runs, self.keys, self.duplicates = [], [], []
-        self.messages = self.bytes = 0
+        self.messages = self.bytes = self.scheduled = self.scheduled_bytes = 0
 
     def absorb(self, count: int, *, now_us: int, queue: Queue) -> bool:
         """Count `count` more messages of the same session as its own, if they came within RUN_US
@@ -318,11 +326,15 @@ class CommittedOrigins:
             origin = answer.origin
             for at in range(place, place + len(indexes)):
                 outcome = result.outcomes[at]
-                if origin is None or not isinstance(outcome, Stored):
-                    continue  # what is scheduled is logged when it is in the log
+                if origin is None or not isinstance(outcome, Stored | Scheduled):
+                    continue
                 if origin.stages is not self.stages:
                     self._begin(origin)
-                if outcome.duplicate:
+                if isinstance(outcome, Scheduled):
+                    if not outcome.duplicate:
+                        origin.scheduled += 1
+                        origin.scheduled_bytes += header.sizes[at]
+                elif outcome.duplicate:
                     _extend(origin.duplicates, number, outcome.offset, 1)
                 else:
                     _extend(origin.runs, number, outcome.offset, 1)
@@ -334,6 +346,34 @@ class CommittedOrigins:
     def _begin(self, origin: PublishOrigin) -> None:
         origin.stages = self.stages
         self.origins.append(origin)
+
+
+def moved_origins(
+    log: "DeliveryLog",
+    queue: Queue,
+    messages: Sequence[DueMessage],
+    first: int,
+    stages: CommitTimes,
+) -> CommittedOrigins:
+    """Return the origins of scheduled messages that moved into the log, at the offsets from `first`
+    on. Those share an origin whose due times differ by no more than DUE_NEAR_MS, or a hundredth of
+    the time by which they came late."""
+    moved = CommittedOrigins(stages, is_late=False)
+    certified_unix_ms = log.clock.unix_us(stages.certified_us) // 1000
+    origin, until_unix_ms = None, 0
+    for offset, one in enumerate(messages, first):
+        due = one.due_unix_ms
+        if origin is None or due > until_unix_ms:
+            near_ms = max(DUE_NEAR_MS, (certified_unix_ms - due) // 100)
+            until_unix_ms = due + near_ms
+            origin = PublishOrigin(log, queue, stages.asked_us, 0, "internal", due_unix_ms=due)
+            origin.stages = stages
+            moved.origins.append(origin)
+        _extend(origin.runs, one.partition.number, offset, 1)
+        origin.messages += 1
+        origin.keys.append(array("Q", [one.key_hash]))
+        origin.bytes += len(one.payload)
+    return moved
 
 
 class _EndOfRecord:
@@ -504,7 +544,10 @@ class DeliveryLog:
             self._write_unsure()
         for origin in placed.origins:
             self.counts[CERTIFIED] += origin.messages
-            self._write_origin(origin, placed, origin.messages)
+            if origin.scheduled:
+                self._write_origin(origin, placed, origin.scheduled, is_scheduled=True)
+            if origin.runs or origin.duplicates:
+                self._write_origin(origin, placed, origin.messages)
             origin.clear()
 
     def add_unknown(self, origin: PublishOrigin, count: int) -> None:
@@ -519,7 +562,12 @@ class DeliveryLog:
             self._write_origin(origin, None, count)
 
     def _write_origin(
-        self, origin: PublishOrigin, placed: CommittedOrigins | None, messages: int
+        self,
+        origin: PublishOrigin,
+        placed: CommittedOrigins | None,
+        messages: int,
+        *,
+        is_scheduled: bool = False,
     ) -> None:
         self.prepare()
         queue, base_us, offset_us = origin.queue, self.clock.base_us, origin.clock_offset_us
@@ -540,6 +588,7 @@ class DeliveryLog:
             clock_offset_us=offset_us,
             accepted_unix_us=base_us + origin.accepted_us,
             trace=origin.trace,
+            due_unix_us=None if origin.due_unix_ms is None else origin.due_unix_ms * 1000,
         )
         if placed is None:
             line.outcome, line.messages = "unknown", messages
@@ -550,6 +599,10 @@ class DeliveryLog:
         line.level = queue.settings.durability
         line.asked_unix_us = base_us + placed.stages.asked_us
         line.certified_unix_us = base_us + placed.stages.certified_us
+        if is_scheduled:
+            line.outcome, line.messages, line.bytes = "scheduled", messages, origin.scheduled_bytes
+            self.put(encode(line), CERTIFIED, 0)
+            return
         line.runs, line.bytes = origin.runs, origin.bytes
         line.keys = b"".join(origin.keys) or None
         if origin.duplicates:

@@ -438,7 +438,7 @@ def test_two_jobs_do_not_work_in_one_lake(tmp_path: Path) -> None:
 
 DAMAGED = {
     lines.NOT_JSON: b'{"schema":1,"kind":"certif\n',
-    lines.WRONG_SCHEMA: certified([[0, 0, 1]], schema=3),
+    lines.WRONG_SCHEMA: certified([[0, 0, 1]], schema=4),
     lines.MISSING: {k: v for k, v in certified([[0, 0, 1]]).items() if k != "queue_id"},
     lines.WRONG_RUNS: dispatched([[0, 0, 0]]),
     lines.WRONG_KEYS: certified([[0, 0, 2]], keys="AAAAAAAAAAA="),
