@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.deliverylog import deliveries
-from gateway.deliverylog.counts import DISPATCHED, SETTLED, SPANS
+from gateway.deliverylog.counts import CERTIFIED, DISPATCHED, SETTLED, SPANS
 from gateway.deliverylog.deliveries import SETTLED_US, LoggedPlace
 from gateway.deliverylog.lines import (
     CertifiedLine,
@@ -33,15 +33,18 @@ from gateway.deliverylog.log import (
     LogClock,
     OriginTracker,
     PublishOrigin,
+    moved_origins,
     origin_of_request,
 )
 from gateway.models import Transport
 from gateway.wire.frames import Publish
 from metadata.catalog import ANYBODY, Queue, QueueSettings
 from push import limits
+from push.due import DueMessage
 from push.message import Message
+from push.places import Partition
 from push.record import Header
-from push.storage_port import Appended, NotStored, Stored
+from push.storage_port import Appended, NotStored, Scheduled, Stored
 from tests.histories.logged import Kept
 from tests.histories.logged import decoded as handed
 
@@ -294,6 +297,57 @@ async def test_what_was_given_up_and_is_stored_after_all_is_late() -> None:
     assert (late.outcome, late.runs, late.transport, late.producer) == (
         "late", [(0, 0, 1)], "http", "p",
     )  # fmt: skip
+
+
+async def test_what_is_scheduled_has_a_line_without_places() -> None:
+    """R32: the publish says how much; a duplicate is not counted again, and what is stored at once
+    has its own line."""
+    log, sink, _ = made()
+    origin = origin_of_request(log, QUEUE, "p", [Message(key="k")] * 3, None)
+    placed = CommittedOrigins(CommitTimes(1, 2), is_late=False)
+    outcomes = (Scheduled(0), Scheduled(1), Scheduled(0, duplicate=True))
+    later = Appended(8, 0, 8, 1, outcomes, ())
+    placed.add([(Answered(origin), range(3), 0)], 5, later, header([1, 2, 3]))
+    placed.add([(Answered(origin), [3], 10)], 5, Appended(8, 1, 9, 1), header([1]))
+    log.add_commit(placed)
+    scheduled, stored = lines_of(log, sink)
+    assert isinstance(scheduled, CertifiedLine)
+    assert isinstance(stored, CertifiedLine)
+    assert (scheduled.outcome, scheduled.messages, scheduled.bytes) == ("scheduled", 2, 20)
+    assert (scheduled.runs, scheduled.keys, scheduled.producer) == ([], None, "p")
+    assert (stored.outcome, stored.runs, stored.bytes) == ("certified", [(5, 8, 1)], 10)
+    assert sink.counts[CERTIFIED] == 1
+
+
+async def test_what_comes_when_it_is_due_is_logged_by_its_due_times() -> None:
+    """On both sides of both bounds: 10 ms, and a hundredth of the lateness."""
+    log, sink, hands = made()
+    hands.move(10_000_000)
+    now_ms = (WALL_US + 10_000_000) // 1000
+    before_ms = (5000, 4951, 4950, 4949, 20, 10, 9)
+    messages = [
+        DueMessage(Partition("q1", 5), n, 0, now_ms - ms, 7, 40 + n, 0, bytes(32), b"x" * 10)
+        for n, ms in enumerate(before_ms)
+    ]
+    stages = CommitTimes(hands.now_us - 300, hands.now_us)
+    log.add_commit(moved_origins(log, QUEUE, messages, 100, stages))
+    lines = lines_of(log, sink)
+    assert [(line.due_unix_us, line.runs) for line in lines] == [
+        ((now_ms - 5000) * 1000, [(5, 100, 3)]),
+        ((now_ms - 4949) * 1000, [(5, 103, 1)]),
+        ((now_ms - 20) * 1000, [(5, 104, 2)]),
+        ((now_ms - 9) * 1000, [(5, 106, 1)]),
+    ]
+    assert [array("Q", line.keys).tolist() for line in lines] == [
+        [40, 41, 42],
+        [43],
+        [44, 45],
+        [46],
+    ]
+    assert {(line.transport, line.producer, line.asked_unix_us) for line in lines} == {
+        ("internal", None, WALL_US + 10_000_000 - 300)
+    }
+    assert sink.counts[CERTIFIED] == 7
 
 
 # --- What is given and settled -------------------------------------------------------------------
