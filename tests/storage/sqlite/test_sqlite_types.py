@@ -10,13 +10,13 @@ from typing import Final
 
 import pytest
 
-from push.errors import TocsinError
+from push.errors import Refused, TocsinError
 from push.places import CursorPlace, Parked
 from push.ranges import Dead
 from push.storage_port import Retry, Side
 from storage.sqlite.store import SqliteStorage
 from storage.sqlite.verify import verify_store
-from tests.contract.stores import G0, P0, P1, append, change, sequences, with_group
+from tests.contract.stores import ANN, G0, P0, P1, append, change, sequences, with_group
 from tests.storage.conftest import Embedded
 
 VALUES: Final = ("NULL", "1.5", "'a'", "CAST(x'ff00' AS TEXT)", "x'ff'", "-1", "1 << 62")
@@ -49,7 +49,9 @@ async def fill(embedded: Embedded) -> None:
     await store.append([append(P1, messages=2)])
     settled = [(number, number) for number in range(1, 40, 2)]
     await store.write_cursors([change(settled=settled, aside=[Side(7, (6, 8))])])
-    write = change(retries=[Retry(4, 2)], parked=[Parked(7, "no", 1)], dead=[Dead(10, 1, "no")])
+    write = change(
+        retries=[Retry(4, 2)], parked=[Parked(7, "no", 1)], dead=[Dead(10, 10, "expired")]
+    )
     await store.write_cursors([write])
     await store.write_cursors([change(settled=[(0, 0), (3, 3)], ended=[(3, 3)])])
     await store.drop_queue("q-0")
@@ -107,7 +109,7 @@ async def use(store: SqliteStorage) -> None:
         store.read(P0, 0, 10**6),
         store.read_each(P0, [0, 5, 40, 41], 10**6),
         store.offset_at(P0, 1),
-        store.append([append(runs=[(b"ann", 0, [1, 9])])]),
+        store.append([append(runs=[(ANN, 0, [1, 9])])]),
         store.append([append(ids=["a", "c"])]),
         store.append([append(P1, messages=1)]),
         store.partitions("q-1"),
@@ -144,6 +146,8 @@ async def test_a_value_of_another_type_costs_its_row_and_stops_nothing(
     failures: list[str] = []
     for column in columns(embedded.path, table):
         for number, value in enumerate(VALUES):
+            for old in embedded.path.parent.glob("store.sqlite*"):
+                old.unlink()
             embedded.path.write_bytes(whole)
             if not put(embedded.path, table, column, value, last=False):
                 continue
@@ -158,6 +162,7 @@ async def test_a_value_of_another_type_costs_its_row_and_stops_nothing(
                 assert (await store.state()).writable
             except Exception as error:
                 failures.append(f"{column} = {value}: {error!r} {embedded.fatal}")
+                break  # the process would have ended
             embedded.fatal.clear()
             await embedded.close()
     assert not failures, "\n".join(failures)
@@ -175,7 +180,7 @@ async def test_a_word_that_says_what_to_delete_is_not_guessed(embedded: Embedded
     kind, the number is that of a living cursor."""
     store = await embedded.open()
     await with_group(store, messages=3)
-    await store.write_cursors([change(settled=[(1, 1)], aside=[Side(7, (1,))])])
+    await store.write_cursors([change(aside=[Side(7, (1,))])])
     await embedded.close()
     embedded.sql("INSERT INTO garbage SELECT 'partitioN', id FROM cursor WHERE partition = 1")
     store = await embedded.open()
@@ -183,3 +188,15 @@ async def test_a_word_that_says_what_to_delete_is_not_guessed(embedded: Embedded
     store = await embedded.open()
     assert embedded.sql("SELECT count(*) FROM garbage") == [(0,)]
     assert (await store.own(G0, token=b"b", assignment=1)).cursor.lines == ((7, 1),)
+
+
+async def test_what_a_group_without_a_name_may_need_is_kept(embedded: Embedded) -> None:
+    """P1: nobody knows what it has had."""
+    store = await embedded.open()
+    await with_group(store, messages=3)
+    await embedded.close()
+    assert put(embedded.path, "cursor", "group_id", "CAST(x'ff00' AS TEXT)", last=False)
+    store = await embedded.open()
+    with pytest.raises(Refused, match="the name of a group"):
+        await store.trim(P0, retention_s=0, keep_all=False)
+    assert len((await store.read(P0, 0, 10**6)).records) == 1
