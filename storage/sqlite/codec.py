@@ -60,7 +60,12 @@ def row_checksum(*fields: int | str | bytes | None, blob: bytes = b"") -> int:
 def text_of(raw: bytes) -> str:
     """Return the text of a column: the `text_factory` of all connections. Damage may have left a
     text that is not UTF-8, which SQLite's module would refuse to read, with all its row."""
-    return raw.decode("utf-8", "surrogateescape")
+    return raw.decode("utf-8", "replace")
+
+
+def is_name(value: object) -> bool:
+    """Whether a column that no checksum has vouched for is a text, as far as that shows."""
+    return isinstance(value, str) and "\ufffd" not in value
 
 
 def number_in(value: object, otherwise: int = 0) -> int:
@@ -73,8 +78,12 @@ def bytes_in(value: object) -> bytes:
     """Return the bytes of a column that no checksum has vouched for, whatever type damage has given
     it."""
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape")
+        return value.encode()
     return value if isinstance(value, bytes) else b""
+
+
+ROW_IDS_MAX: Final = 1 << 53
+"""Bound of the row numbers that are given. One above it comes from damage."""
 
 
 def signed(number: int) -> int:

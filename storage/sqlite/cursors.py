@@ -82,7 +82,7 @@ class SideRows:
                 self._report(f"damaged: why a key is parked in {name}")
                 if not isinstance(signed_hash, int):
                     continue
-                reason = codec.bytes_in(reason).decode("utf-8", "replace")
+                reason = reason if isinstance(reason, str) else ""
                 since_unix_ms = codec.number_in(since_unix_ms)
             key_hash = codec.unsigned(signed_hash)
             cursor.parked[key_hash] = Parked(key_hash, reason, since_unix_ms)
@@ -239,7 +239,7 @@ damaged, too. The sum is above any epoch that the cursor has had."""
 
 _CURSOR: Final = "id, epoch, token, assignment, floor, passed, checksum"
 _INSERT_CURSOR = insert("cursor", f"{_CURSOR}, version, partition, group_id")
-_UPDATE_CURSOR = update("cursor", _CURSOR)
+_UPDATE_CURSOR = update("cursor", f"{_CURSOR}, version")
 _INSERT_LOG = insert("cursor_log", "cursor, number, passed, checksum")
 
 
@@ -281,10 +281,11 @@ class CursorWriteState:
         self._side_rows = SideRows(transaction, report)
         self._examined: dict[int, RangeSet] = {}
         rows = self._connection.execute(
-            "SELECT max(id) FROM cursor UNION ALL "
-            "SELECT max(id) FROM garbage WHERE kind = 'cursor' AND typeof(id) = 'integer'"
+            "SELECT max(id) FROM cursor WHERE id < ?1 UNION ALL "
+            "SELECT max(id) FROM garbage WHERE kind = 'cursor' AND id < ?1",
+            (codec.ROW_IDS_MAX,),
         ).fetchall()
-        self._next_row = 1 + max(codec.number_in(row[0]) for row in rows)
+        self._next_row = 1 + max(row[0] or 0 for row in rows)
 
     # --- Loading -------------------------------------------------------------------------------
 
@@ -441,10 +442,18 @@ class CursorWriteState:
     # --- Settled by all ------------------------------------------------------------------------
 
     def of_partition(self, partition_row: int, partition: Partition) -> list[StoredCursor]:
-        """Return every group's cursor in the partition."""
+        """Return every group's cursor in the partition. Raises Refused if damage has left one
+        without a name: what it needs is not known."""
         rows = self._connection.execute(
             "SELECT group_id FROM cursor WHERE partition = ?", (partition_row,)
         ).fetchall()
+        if not all(codec.is_name(name) for (name,) in rows):
+            sentence = (
+                f"the name of a group in partition {partition.number} of {partition.queue_id} is "
+                "damaged"
+            )
+            self._report(sentence)
+            raise Refused("storage_unavailable", sentence)
         found = [self.find(CursorPlace(group_id, partition)) for (group_id,) in rows]
         return [stored for stored in found if stored is not None]
 
@@ -498,7 +507,7 @@ class CursorWriteState:
             places = ",".join("?" * len(rewritten))
             connection.execute(f"DELETE FROM cursor_log WHERE cursor IN ({places})", rewritten)
         if whole:
-            _UPDATE_CURSOR.execute(connection, whole)
+            _UPDATE_CURSOR.execute(connection, [(*row, codec.CURSOR_VERSION) for row in whole])
         if logs:
             _INSERT_LOG.execute(connection, logs)
         self._changed.clear()

@@ -9,6 +9,7 @@ Damaged records that a read meets are quarantined, by the writer, so that later 
 """
 
 import asyncio
+import logging
 import queue
 import sqlite3
 import threading
@@ -33,6 +34,7 @@ from storage.rules.cursor import GroupCursor, count_dead, settled_by_all
 from storage.sqlite import codec
 from storage.sqlite.state import WriteState
 
+logger = logging.getLogger("tocsin.storage")
 T = TypeVar("T")
 _BAD_MAX: Final = 64
 """Number of damaged records after which a read looks no further, and answers with the records that
@@ -101,6 +103,10 @@ class StoreReader:
             failure = Refused("storage_unavailable", f"the store cannot be read: {error}")
             if not isinstance(error, sqlite3.OperationalError):
                 self._on_corrupt(f"the store is damaged: {error}")
+        except (TypeError, ValueError, OverflowError) as error:
+            # Inspections read rows without their checksums (R30).
+            logger.exception("the store cannot be read: a value has another type than its column?")
+            failure = Refused("storage_unavailable", f"the store cannot be read: {error}")
         except Exception as error:  # a bug in `work` must reach the caller, not end the thread
             failure = error
 
