@@ -67,7 +67,9 @@ async def fill(embedded: Embedded) -> None:
     await store.append([append(P1, messages=2)])
     settled = [(number, number) for number in range(11, 1000, 2)]
     await store.write_cursors([change(settled=settled, aside=[Side(7, (6, 8))])])
-    write = change(retries=[Retry(4, 2)], parked=[Parked(7, "no", 1)], dead=[Dead(10, 10, "expired")])
+    write = change(
+        retries=[Retry(4, 2)], parked=[Parked(7, "no", 1)], dead=[Dead(10, 10, "expired")]
+    )
     await store.write_cursors([write])
     await store.write_cursors([change(settled=[(0, 0), (3, 3)], ended=[(3, 3)])])
     await store.append([append(due=[5, 9, 20], ids=["d", None, "e"], id_hashes=[4, 0, 5])])
