@@ -48,8 +48,40 @@ class Transaction:
 
 
 def row_checksum(*fields: int | str | bytes | None, blob: bytes = b"") -> int:
-    """Return the checksum of a row; a large column goes into `blob`."""
+    """Return the checksum of a row; a large column goes into `blob`. Damage may have given any of
+    them another type."""
+    if not isinstance(blob, bytes):
+        blob = repr(blob).encode()
     return zlib.crc32(blob, zlib.crc32(repr(fields).encode()))
+
+
+def text_of(raw: bytes) -> str:
+    """Return the text of a column: the `text_factory` of all connections. Damage may have left a
+    text that is not UTF-8, which SQLite's module would refuse to read, with all its row."""
+    return raw.decode("utf-8", "replace")
+
+
+def is_name(value: object) -> bool:
+    """Whether a column that no checksum has vouched for is a text, as far as that shows."""
+    return isinstance(value, str) and "\ufffd" not in value
+
+
+def number_in(value: object, otherwise: int = 0) -> int:
+    """Return the number of a column that no checksum has vouched for; `otherwise` if damage has
+    given it another type."""
+    return value if isinstance(value, int) else otherwise
+
+
+def bytes_in(value: object) -> bytes:
+    """Return the bytes of a column that no checksum has vouched for, whatever type damage has given
+    it."""
+    if isinstance(value, str):
+        return value.encode()
+    return value if isinstance(value, bytes) else b""
+
+
+ROW_IDS_MAX: Final = 1 << 53
+"""Bound of the row numbers that are given. One above it comes from damage."""
 
 
 def signed(number: int) -> int:
@@ -129,7 +161,7 @@ def is_record_sound(row: Found) -> bool:
     fields = (count, published_unix_ms, size)
     try:
         return bool(record_checksum(row_id, fields, skips or b"", header, payload) == checksum)
-    except TypeError:  # a page of another table is in its place
+    except TypeError:  # a column has another type, or a page of another table is in its place
         return False
 
 

@@ -62,24 +62,28 @@ class SideRows:
                 cursor.put_retry(codec.unpack_retry(*retry))
             else:
                 self._report(f"damaged: attempts of a message in {name}; they are counted anew")
-        for key_hash, entries, checksum in select(
+        lines: list[codec.Found] = select(
             "SELECT key_hash, entries, checksum FROM side_line WHERE cursor = ?", (row_id,)
-        ).fetchall():
-            count = entries
-            if codec.row_checksum(row_id, key_hash, entries) != checksum:
-                self._report(f"damaged: the length of a side line in {name}; it is counted anew")
-                (count,) = select(
-                    "SELECT count(*) FROM side WHERE cursor = ? AND key_hash = ?",
-                    (row_id, key_hash),
-                ).fetchone()
-            cursor.lines[codec.unsigned(key_hash)] = count
+        ).fetchall()
+        if any(codec.row_checksum(row_id, *line) != checksum for *line, checksum in lines):
+            self._report(f"damaged: the length of a side line in {name}; all are counted anew")
+            lines = select(
+                "SELECT key_hash, count(*) FROM side WHERE cursor = ? "
+                "AND typeof(key_hash) = 'integer' GROUP BY key_hash",
+                (row_id,),
+            ).fetchall()
+        cursor.lines.update((codec.unsigned(line[0]), line[1]) for line in lines)
         for *parked, checksum in select(
             "SELECT key_hash, reason, since_unix_ms, checksum FROM parked WHERE cursor = ?",
             (row_id,),
         ).fetchall():
+            signed_hash, reason, since_unix_ms = parked
             if codec.row_checksum(row_id, *parked) != checksum:
                 self._report(f"damaged: why a key is parked in {name}")
-            signed_hash, reason, since_unix_ms = parked
+                if not isinstance(signed_hash, int):
+                    continue
+                reason = reason if isinstance(reason, str) else ""
+                since_unix_ms = codec.number_in(since_unix_ms)
             key_hash = codec.unsigned(signed_hash)
             cursor.parked[key_hash] = Parked(key_hash, reason, since_unix_ms)
         self._load_dead(row_id, cursor, name)
@@ -112,7 +116,11 @@ class SideRows:
         for offset, key_hash, checksum in rows:
             if codec.row_checksum(row_id, offset, key_hash) != checksum:
                 self._report(f"damaged: an entry of a side line, offset {offset}")
-        return [(offset, codec.unsigned(key_hash)) for offset, key_hash, _ in rows]
+        return [
+            (offset, codec.unsigned(codec.number_in(key_hash)))
+            for offset, key_hash, _ in rows
+            if isinstance(offset, int)
+        ]
 
     def note(self, row_id: int, cursor: GroupCursor, change: Change) -> None:
         """Note changes of a cursor that have to be written."""
@@ -231,7 +239,7 @@ damaged, too. The sum is above any epoch that the cursor has had."""
 
 _CURSOR: Final = "id, epoch, token, assignment, floor, passed, checksum"
 _INSERT_CURSOR = insert("cursor", f"{_CURSOR}, version, partition, group_id")
-_UPDATE_CURSOR = update("cursor", _CURSOR)
+_UPDATE_CURSOR = update("cursor", f"{_CURSOR}, version")
 _INSERT_LOG = insert("cursor_log", "cursor, number, passed, checksum")
 
 
@@ -273,7 +281,9 @@ class CursorWriteState:
         self._side_rows = SideRows(transaction, report)
         self._examined: dict[int, RangeSet] = {}
         rows = self._connection.execute(
-            "SELECT max(id) FROM cursor UNION ALL SELECT max(id) FROM garbage WHERE kind = 'cursor'"
+            "SELECT max(id) FROM cursor WHERE id < ?1 UNION ALL "
+            "SELECT max(id) FROM garbage WHERE kind = 'cursor' AND id < ?1",
+            (codec.ROW_IDS_MAX,),
         ).fetchall()
         self._next_row = 1 + max(row[0] or 0 for row in rows)
 
@@ -313,8 +323,8 @@ class CursorWriteState:
             "SELECT number, passed, checksum FROM cursor_log WHERE cursor = ? ORDER BY number",
             (row_id,),
         ).fetchall():
-            stored.log_rows = number + 1
-            stored.log_bytes += len(ranges)
+            stored.log_rows = codec.number_in(number, stored.log_rows) + 1
+            stored.log_bytes += len(codec.bytes_in(ranges))
             if codec.row_checksum(row_id, number, blob=ranges) != checksum:
                 self._damaged(place, "a settlement: what it named comes again")
             else:
@@ -330,7 +340,7 @@ class CursorWriteState:
         """Begin a cursor whose row is damaged anew at the earliest retained message. Settled
         messages come again, and nothing is lost (P1 before P5)."""
         self._damaged(place, "a cursor: the group begins anew at the earliest message")
-        cursor = GroupCursor(log.start)
+        cursor, epoch = GroupCursor(log.start), codec.number_in(epoch)
         cursor.epoch = _EPOCH_SALVAGED + (epoch if 0 <= epoch < _EPOCH_SALVAGED << 8 else 0)
         self._side_rows.load(row_id, cursor, _name(place))
         cursor.forget_ended()  # its messages come again
@@ -432,10 +442,18 @@ class CursorWriteState:
     # --- Settled by all ------------------------------------------------------------------------
 
     def of_partition(self, partition_row: int, partition: Partition) -> list[StoredCursor]:
-        """Return every group's cursor in the partition."""
+        """Return every group's cursor in the partition. Raises Refused if damage has left one
+        without a name: what it needs is not known."""
         rows = self._connection.execute(
             "SELECT group_id FROM cursor WHERE partition = ?", (partition_row,)
         ).fetchall()
+        if not all(codec.is_name(name) for (name,) in rows):
+            sentence = (
+                f"the name of a group in partition {partition.number} of {partition.queue_id} is "
+                "damaged"
+            )
+            self._report(sentence)
+            raise Refused("storage_unavailable", sentence)
         found = [self.find(CursorPlace(group_id, partition)) for (group_id,) in rows]
         return [stored for stored in found if stored is not None]
 
@@ -489,7 +507,7 @@ class CursorWriteState:
             places = ",".join("?" * len(rewritten))
             connection.execute(f"DELETE FROM cursor_log WHERE cursor IN ({places})", rewritten)
         if whole:
-            _UPDATE_CURSOR.execute(connection, whole)
+            _UPDATE_CURSOR.execute(connection, [(*row, codec.CURSOR_VERSION) for row in whole])
         if logs:
             _INSERT_LOG.execute(connection, logs)
         self._changed.clear()

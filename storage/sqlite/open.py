@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import sqlite3
 import uuid
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from push.errors import Refused
+from storage.sqlite import codec
 
 FILE: Final = "store.sqlite"
 """Name of the store's file in a data folder."""
@@ -32,6 +34,10 @@ QUICK_CHECK_BYTES_MAX: Final = 256 * 1_048_576
 """Size in bytes of the largest file whose structure is checked after an unclean stop, before it is
 used, which takes seconds. The check of a larger one would keep the broker away for minutes after
 every kill; its damage is found by the checksum of each row when the row is used."""
+FINDINGS_MAX: Final = 100
+"""Number of findings after which the check of the structure ends."""
+_OF_A_VALUE: Final = re.compile(r"(NULL|non-[A-Z]+) value in ")
+"""A finding that a value is of another type than its column."""
 WAL_BYTES_MAX: Final = 64 * 1_048_576
 """Size in bytes above which the writer copies the WAL into the file and empties it, and to which
 SQLite cuts a longer one when it starts anew."""
@@ -131,6 +137,7 @@ def open_store(
                 path, isolation_level=None, check_same_thread=False, cached_statements=1024
             )
             undo.callback(writer.close)
+            writer.text_factory = codec.text_of
             _check_kind(writer, path, len(steps))
             _configure_writer(writer, synchronous)
             was_clean = _check_structure(writer, path)
@@ -288,16 +295,17 @@ def check_pragmas(writer: sqlite3.Connection, synchronous: str) -> None:
 # enforces: P13
 def _check_structure(writer: sqlite3.Connection, path: Path) -> bool:
     """Whether the last stop was clean, or the store is new. After an unclean stop the structure is
-    checked, if the file has at most QUICK_CHECK_BYTES_MAX."""
+    checked, if the file has at most QUICK_CHECK_BYTES_MAX. A value of another type than its column
+    is no matter of the structure: it costs its row (R30), when that is read."""
     if not writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         return True
     row = writer.execute("SELECT value FROM meta WHERE name = 'clean'").fetchone()
     if row == ("1",):
         return True
     if path.stat().st_size <= QUICK_CHECK_BYTES_MAX:
-        (finding,) = writer.execute("PRAGMA quick_check(1)").fetchone()
-        if finding != "ok":
-            raise sqlite3.DatabaseError(finding)
+        for (finding,) in writer.execute(f"PRAGMA quick_check({FINDINGS_MAX})").fetchall():
+            if finding != "ok" and not _OF_A_VALUE.match(finding):
+                raise sqlite3.DatabaseError(finding)
     return False
 
 
@@ -339,6 +347,7 @@ def _migrate(writer: sqlite3.Connection, steps: Sequence[str]) -> None:
 
 def _connect_reader(path: Path) -> sqlite3.Connection:
     reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    reader.text_factory = codec.text_of
     for pragma in (
         "query_only = ON",
         "wal_autocheckpoint = 0",

@@ -9,6 +9,7 @@ Damaged records that a read meets are quarantined, by the writer, so that later 
 """
 
 import asyncio
+import logging
 import queue
 import sqlite3
 import threading
@@ -34,6 +35,7 @@ from storage.rules.cursor import GroupCursor, count_dead, settled_by_all
 from storage.sqlite import codec
 from storage.sqlite.state import WriteState
 
+logger = logging.getLogger("tocsin.storage")
 T = TypeVar("T")
 _BAD_MAX: Final = 64
 """Number of damaged records after which a read looks no further, and answers with the records that
@@ -95,6 +97,10 @@ class StoreReader:
             failure = Refused("storage_unavailable", f"the store cannot be read: {error}")
             if not isinstance(error, sqlite3.OperationalError):
                 self._on_corrupt(f"the store is damaged: {error}")
+        except (TypeError, ValueError, OverflowError) as error:
+            # Inspections read rows without their checksums (R30).
+            logger.exception("the store cannot be read: a value has another type than its column?")
+            failure = Refused("storage_unavailable", f"the store cannot be read: {error}")
         except Exception as error:  # a bug in `work` must reach the caller, not end the thread
             failure = error
 
@@ -246,7 +252,8 @@ def span(connection: sqlite3.Connection, log: PartitionLog, row_id: int) -> int:
     end = log.next_offset if after is None else codec.offset_of(after)
     (count,) = connection.execute("SELECT count FROM record WHERE id = ?", (row_id,)).fetchone()
     room = end - codec.offset_of(row_id)
-    return int(count) if 0 < count <= room else room
+    count = codec.number_in(count)
+    return count if 0 < count <= room else room
 
 
 def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int) -> int:
@@ -560,10 +567,11 @@ def quarantine(state: WriteState, partition: Partition, row_ids: list[int]) -> N
         else:
             continue
         count = span(connection, log, row_id)
-        _, _, _, size, checksum, skips, header, payload = row
+        size, checksum = map(codec.number_in, row[3:5])
+        skips, *blobs = map(codec.bytes_in, row[5:])
         state.transaction.begin().execute(
             "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (row_id, count, state.wall_unix_ms(), reason, size, checksum, skips, header, payload),
+            (row_id, count, state.wall_unix_ms(), reason, size, checksum, skips or None, *blobs),
         )
         connection.execute("DELETE FROM record WHERE id = ?", (row_id,))
         log.remove(count, max(size, 0))

@@ -96,7 +96,8 @@ class IdState:
             while until is not None:
                 (until,) = self._transaction.connection.execute(
                     "SELECT min(until_unix_ms) FROM client_id "
-                    "WHERE partition = ? AND until_unix_ms > ?",
+                    "WHERE partition = ? AND until_unix_ms > ? "
+                    "AND typeof(until_unix_ms) = 'integer'",
                     (partition_row, until),
                 ).fetchone()
                 if until is not None:
@@ -226,9 +227,11 @@ class WriteState:
 
     def _highest(self, table: str, kind: str) -> int:
         """Return the highest row number in use, also by garbage that is not swept yet."""
-        highest = f"SELECT max(id) FROM {table}"
-        waiting = "SELECT max(id) FROM garbage WHERE kind = ?"
-        rows = self._connection.execute(f"{highest} UNION ALL {waiting}", (kind,)).fetchall()
+        rows = self._connection.execute(
+            f"SELECT max(id) FROM {table} WHERE id < ?2 UNION ALL "
+            "SELECT max(id) FROM garbage WHERE kind = ?1 AND id < ?2",
+            (kind, PARTITION_ROWS_MAX if kind else codec.ROW_IDS_MAX),
+        ).fetchall()
         return max(row[0] or 0 for row in rows)
 
     def wall_unix_ms(self) -> int:
@@ -438,6 +441,7 @@ class WriteState:
             # The messages are in the log. Only a repetition of one in flight would not be
             # recognised.
             self.report(f"the row of a producer in partition row {key[0]} is damaged: begun anew")
+            self._moved_lines.add(key)  # it is written whole
             line_row, *_ = row
             return ProducerLine(bucket, row_id=line_row)
         return line

@@ -78,8 +78,8 @@ def sweep_purged(state: WriteState, log: PartitionLog) -> int:
     low, high = _below_start(log)
     connection = state.transaction.connection
     rows = connection.execute(
-        "SELECT id, length(header) + length(payload) FROM record WHERE id BETWEEN ? AND ? "
-        "ORDER BY id LIMIT ?",
+        "SELECT id, coalesce(length(header) + length(payload), 0) FROM record "
+        "WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
         (low, high, _ROWS),
     ).fetchall()
     freed = last = 0
@@ -108,6 +108,7 @@ behind."""
 SLICES: Final = 8
 """Most slices of one `SqliteStorage.trim` that has freed something, so that other partitions have
 their turn. While nothing is freed, it goes on to the partition's end."""
+_GARBAGE_KINDS: Final = ("partition", "cursor")
 _GARBAGE_ROWS: Final = 1000
 _CURSOR_TABLES: Final = ("side", "side_line", "retry", "parked", "ended", "dead", "cursor_log")
 _KEYS: Final = {
@@ -180,6 +181,13 @@ class Trimmer:
             self._sweep_lines()
             return
         kind, row_id = row
+        if kind not in _GARBAGE_KINDS or not isinstance(row_id, int):
+            self._state.report("damaged: what is left to delete of something that was dropped")
+            self._transaction.begin().execute(
+                "DELETE FROM garbage WHERE kind NOT IN ('partition', 'cursor') "
+                "OR typeof(id) != 'integer'"
+            )
+            return
         done = self._sweep_partition(row_id) if kind == "partition" else self._sweep_cursor(row_id)
         if done:
             if kind == "partition":
@@ -190,7 +198,7 @@ class Trimmer:
         connection = self._transaction.begin()
         low, high = codec.record_row_id(row_id, 0), codec.record_row_id(row_id + 1, 0) - 1
         rows = connection.execute(
-            "SELECT id, length(header) + length(payload) FROM record "
+            "SELECT id, coalesce(length(header) + length(payload), 0) FROM record "
             "WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
             (low, high, _GARBAGE_ROWS),
         ).fetchall()
@@ -333,16 +341,27 @@ class _Slice:
         return True
 
     def _rows(self, first: int, last: int) -> list[tuple[int, int, int, int, int]]:
-        """Return records from the one that holds `first` on. The blobs themselves are not read."""
+        """Return records from the one that holds `first` on. The blobs themselves are not read, so
+        no checksum vouches for the numbers, and a record that says to reach into the next one is
+        taken to end before it."""
         low = codec.record_row_id(self._log.row_id, 0)
         at = codec.record_row_id(self._log.row_id, first)
-        return self._connection.execute(
+        found = self._connection.execute(
             "SELECT id, count, bytes, published_unix_ms, length(header) + length(payload) "
             "FROM record WHERE id >= coalesce((SELECT id FROM record "
             "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id <= ?3 "
             "ORDER BY id LIMIT ?4",
             (low, at, codec.record_row_id(self._log.row_id, last), self._looks_max),
         ).fetchall()
+        ends = [row[0] for row in found[1:]]
+        ends.append(codec.record_row_id(self._log.row_id, self._log.next_offset))
+        rows: list[tuple[int, int, int, int, int]] = []
+        for end, (row_id, *values) in zip(ends, found, strict=False):
+            count, size, published_unix_ms, stored_bytes = map(codec.number_in, values)
+            room = end - row_id
+            count = count if 0 < count <= room else room
+            rows.append((row_id, count, max(size, 0), published_unix_ms, stored_bytes))
+        return rows
 
     def _aside(self, rows: list[tuple[int, int, int, int, int]]) -> list[int]:
         first = codec.offset_of(rows[0][0])

@@ -135,8 +135,7 @@ def open_at_rest(path: Path) -> sqlite3.Connection:
     how = "mode=ro" if wal.exists() and wal.stat().st_size else "mode=ro&immutable=1"
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)
     connection.isolation_level = None
-    # Damaged text has to be counted, and must not end the counting.
-    connection.text_factory = lambda raw: raw.decode(errors="surrogateescape")
+    connection.text_factory = codec.text_of  # damaged text is counted, and does not end the count
     connection.execute("PRAGMA cell_size_check = ON")
     connection.execute("PRAGMA trusted_schema = OFF")
     return connection
