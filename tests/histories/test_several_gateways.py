@@ -103,8 +103,8 @@ async def test_consumers_that_join_together_are_one_write(town: Town) -> None:
 
 @town()
 async def test_a_partition_that_ends_while_the_row_is_written_is_not_waited_for(town: Town) -> None:
-    """R20: The row that is being written says that this gateway drains it. Nobody here looks at the
-    row again by himself, because the last consumer leaves."""
+    """R20: The row that is being written says that this gateway drains it. The last consumer
+    leaves, so that nothing here looks at the row again by itself."""
     one, two = town.gateways
     group = await town.group(partitions=4)
     first, leaving = await one.consumer(group)
