@@ -410,7 +410,8 @@ class Broker:
     def notes(self) -> list[str]:
         """Return what rests at this gateway although it is ready, one sentence for each thing; []
         if nothing does."""
-        return stopped_notes(self.clock.doubt_s, self.clock.jump_s)
+        clock = self.clock
+        return stopped_notes(clock.doubt_s, clock.jump_s, is_apart=clock.is_apart)
 
     # --- Queues --------------------------------------------------------------------------------
 

@@ -49,6 +49,10 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Bound of the whole queue, all partitions together; 0 for no bound. With `reject` it counts
     retained messages, with `dead_letter` the messages that each group has not settled."""
     bytes_max: Count = 0
+    due_messages_max: Count = 0
+    """Bound of what is scheduled in the whole queue, beside `messages_max`; 0 for no bound of its
+    own. Beyond it a message that is due later is `schedule_full`, whatever `overflow` says."""
+    due_bytes_max: Count = 0
     overflow: Literal["reject", "dead_letter"] = "reject"
     retention_s: Seconds = 0
     message_ttl_s: PositiveSeconds | None = None
@@ -69,6 +73,20 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     allowed burst; None for no limit."""
     publish_bytes_per_s: PerSecond | None = None
     alerts: Annotated[tuple[QueueAlert, ...], msgspec.Meta(max_length=limits.ALERTS_MAX)] = ()
+
+    @property
+    def due_bounds(self) -> tuple[int, int]:
+        """(messages, bytes) that may be scheduled in the whole queue; 0 for no bound. If the queue
+        overflows into the dead letters, its other bounds hold here by themselves, because nothing
+        that is scheduled goes there."""
+        own = (self.due_messages_max, self.due_bytes_max)
+        if self.overflow == "reject":
+            return own
+        messages, size = (
+            min(filter(None, bounds), default=0)
+            for bounds in zip(own, (self.messages_max, self.bytes_max), strict=True)
+        )
+        return messages, size
 
 
 FIXED: Final = frozenset({"partitions"})

@@ -18,7 +18,8 @@ All little-endian. A zero hash or digest: there is no key, or no client id.
 the year jumps ahead, everything that was scheduled would be delivered at once, and nothing takes it
 back. So the clock is compared with one that nobody can set. After a jump it is not believed for a
 while, in which an operator can set it right, or say that it is right. Slow corrections, as NTP
-makes them, are no jump.
+makes them, are no jump. A storage that is another server has a wall clock of its own. With that one
+the clock is compared as well: so one that was wrong already when the gateway started is noticed.
 """
 
 import struct
@@ -109,6 +110,8 @@ class DueRead:
     damaged: tuple[int, ...] = ()
     generation: int = 0
     """The partition's generation; 0: it is not known, because there is no such partition."""
+    store_unix_ms: int | None = None
+    """The time by the clock of the server that has the partition; None: it is this machine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,8 @@ class DueState:
     next_number: int
     first_unix_ms: int | None
     """When its first message is due; None: it is empty."""
+    store_unix_ms: int | None = None
+    """As in DueRead."""
 
 
 def place_in_order(message: DueMessage) -> DuePlace:
@@ -177,22 +182,48 @@ class ClockGuard:
 
     def __init__(self, unix_s: float, monotonic_s: float) -> None:
         self._lead_s = unix_s - monotonic_s
+        self._ahead_s: dict[int, float] = {}
+        """Number of a server → how far the wall clock is ahead of the server's, in seconds."""
         self._until_s = float("-inf")
         self.jumps = 0
         """Number of jumps so far."""
         self.jump_s = 0.0
         """The last jump, in seconds; negative: the clock was set back."""
+        self.is_apart = False
+        """Whether the last jump was one between this clock and a server's. `jump_s` is how much
+        further ahead of it this clock is since then."""
 
     def look(self, unix_s: float, monotonic_s: float) -> bool:
         """Compare the two clocks. Returns whether the wall clock is believed now. Called at least
         once in a few seconds, because slow corrections add up."""
         jump_s = unix_s - monotonic_s - self._lead_s
         self._lead_s += jump_s
+        for server in self._ahead_s:
+            self._ahead_s[server] += jump_s
+        self._judge(jump_s, monotonic_s, is_apart=False)
+        return monotonic_s >= self._until_s
+
+    def compare(
+        self, server: int, asked_ahead_s: float, answered_ahead_s: float, monotonic_s: float
+    ) -> bool:
+        """Compare the wall clock, which was looked at a moment ago, with the one of a server, which
+        has said its time. The wall clock was ahead of that time by `asked_ahead_s` when the server
+        was asked, and by `answered_ahead_s` when it had answered. So it is ahead of the server's
+        clock by something between the two, whatever the answer took. Returns whether the wall clock
+        is believed now. At first both clocks should be the same."""
+        known_s = self._ahead_s.get(server, 0.0)
+        least_s, most_s = sorted((asked_ahead_s, answered_ahead_s))
+        ahead_s = min(max(known_s, least_s), most_s)
+        self._ahead_s[server] = ahead_s
+        self._judge(ahead_s - known_s, monotonic_s, is_apart=True)
+        return monotonic_s >= self._until_s
+
+    def _judge(self, jump_s: float, monotonic_s: float, *, is_apart: bool) -> None:
         if abs(jump_s) > JUMP_S:
             self.jumps += 1
             self.jump_s = jump_s
+            self.is_apart = is_apart
             self._until_s = monotonic_s + DOUBT_S
-        return monotonic_s >= self._until_s
 
     def doubt_s(self, monotonic_s: float) -> float:
         """Return for how many seconds more the clock is not believed; 0: it is."""

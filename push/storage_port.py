@@ -416,7 +416,9 @@ class DueStore(Protocol):
         there. Its id and its sequence are answered `cancelled` from then on, its id for at least
         `remember_s` seconds."""
 
-    async def change(self, message: DueMessage, *, bytes_max: int = 0) -> bool:
+    async def change(
+        self, message: DueMessage, *, bytes_max: int = 0, due_bytes_max: int = 0
+    ) -> bool:
         """Give the message of this number, which is in the due store in the version of `message`,
         the due time and payload of `message`; its version grows by one. Number, key and id stay.
         Returns False, and nothing happened, if it does not wait there in this version.
@@ -424,6 +426,7 @@ class DueStore(Protocol):
         Raises:
             Refused: nothing happened, because the payload is larger than before, and there is no
                 room. queue_full: the queue would have more than `bytes_max` bytes in this storage
+                (0: no bound). schedule_full: its due stores would have more than `due_bytes_max`
                 (0: no bound). storage_full.
         """
 

@@ -286,6 +286,8 @@ class MemoryStorage:
         self._lost_answers: list[bool] = []
         self.due = MemoryDueStore(self)
         self.publishable = True
+        self.clock: Callable[[], int] | None = None
+        """The clock of this storage, in unix milliseconds, if it has one of its own."""
         """Whether new messages are taken. False: they are answered `storage_full`, as if free space
         were below the reserve."""
 
@@ -316,6 +318,10 @@ class MemoryStorage:
         return self._incarnation
 
     # --- What the due stores need ----------------------------------------------------------------
+
+    def time_told(self) -> int | None:
+        """Return the time that a read of a due store tells."""
+        return self.clock() if self.clock is not None else None
 
     def enter(self) -> int:
         """Begin an act. Returns the wall time in unix milliseconds. Raises Refused: closed."""
@@ -706,7 +712,8 @@ class MemoryDueStore:
         opened, damaged = at.open_due(fitting[:count])
         rest = fitting[count:]
         next_unix_ms = rest[0].message.due_unix_ms if rest else None
-        return DueRead(tuple(opened), next_unix_ms, damaged, at.log.generation)
+        store_unix_ms = self._storage.time_told()
+        return DueRead(tuple(opened), next_unix_ms, damaged, at.log.generation, store_unix_ms)
 
     async def move(self, messages: Sequence[DueMessage], append: Append) -> Appended | None:
         wall = self._storage.enter()
@@ -775,13 +782,16 @@ class MemoryDueStore:
         await asyncio.sleep(0)
         return True
 
-    async def change(self, message: DueMessage, *, bytes_max: int = 0) -> bool:
+    async def change(
+        self, message: DueMessage, *, bytes_max: int = 0, due_bytes_max: int = 0
+    ) -> bool:
         at = self._enter(message.partition)
         before = at.due.get(message.number) if at is not None else None
         if at is None or before is None or before.message.version != message.version:
             return False
         more = len(message.payload) - before.size
-        at.log.check_growth(more, bytes_max, has_room=self._storage.publishable)
+        has_room = self._storage.publishable
+        at.log.check_growth(more, bytes_max, due_bytes_max, has_room=has_room)
         at.log.resize_due(more)
         at.keep_due(changed(before.message, message))
         self.notice(message.partition)
@@ -802,4 +812,5 @@ class MemoryDueStore:
     async def states(self, queue_id: str) -> list[DueState]:
         self._storage.enter()
         queue = self._storage.queues.get(queue_id, [])
-        return [at.log.due_state(at.first_due()) for at in queue]
+        told = self._storage.time_told()
+        return [at.log.due_state(at.first_due(), told) for at in queue]

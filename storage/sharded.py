@@ -208,12 +208,17 @@ class ShardedDueStore:
     async def cancel(self, partition: Partition, number: int, *, remember_s: float) -> bool:
         return await self._at(partition).cancel(partition, number, remember_s=remember_s)
 
-    async def change(self, message: DueMessage, *, bytes_max: int = 0) -> bool:
+    async def change(
+        self, message: DueMessage, *, bytes_max: int = 0, due_bytes_max: int = 0
+    ) -> bool:
         here, of = self._places.share(
             message.partition.queue_id, self._places.lane(message.partition)
         )
-        bound = share_of_bound(bytes_max, here, of)
-        return await self._at(message.partition).change(message, bytes_max=bound)
+        return await self._at(message.partition).change(
+            message,
+            bytes_max=share_of_bound(bytes_max, here, of),
+            due_bytes_max=share_of_bound(due_bytes_max, here, of),
+        )
 
     async def fate(self, partition: Partition, number: int) -> Stored | NotStored | None:
         return await self._at(partition).fate(partition, number)

@@ -19,7 +19,8 @@ that are due. Each lane of the storage (`push.storage_port.Lane`) has turns of i
 server which does not answer holds up no other.
 
 **The clock.** The wall clock decides what is due. After a jump it is not believed
-(`gateway.publish.clock`).
+(`gateway.publish.clock`). A storage that is another server tells its own time with what is due, so
+that the two are compared before anything is moved.
 """
 
 import asyncio
@@ -157,6 +158,7 @@ class Mover:
             "stopped_s": round(self.clock.doubt_s, 3),
             "clock_jumps": self.clock.jumps_total,
             "clock_jump_s": round(self.clock.jump_s, 3),
+            "clock_is_apart": self.clock.is_apart,
         }
 
     # --- What is due ---------------------------------------------------------------------------
@@ -232,14 +234,18 @@ class Mover:
             queue = self._metadata.queue_by_id(partition.queue_id)
             if queue is None:
                 return  # it was deleted; of one that is not known here yet, a look finds out
+            asked_unix_s = self.clock.wall()
             read = await self._storage.due.first(
                 partition,
-                self.clock.now_unix_ms(),
+                int(asked_unix_s * 1000),
                 count_max=MESSAGES_PER_MOVE,
                 bytes_max=BYTES_PER_MOVE,
             )
             for number in read.damaged:
                 logger.error("scheduled message %d of %s is damaged", number, partition)
+            if not self._is_believed_at(partition, read.store_unix_ms, asked_unix_s):
+                self._put_off(partition, NOT_OURS_S)
+                return
             is_done = not read.messages or await self._append(queue, partition, read)
             if not is_done:  # some have gone or changed since they were read
                 self.noticed(partition, self.clock.now_unix_ms())
@@ -251,6 +257,13 @@ class Mover:
         except Exception:
             logger.exception("scheduled messages of %s wait: unexpected", partition)
             self._put_off(partition, NOT_OURS_S)
+
+    def _is_believed_at(
+        self, partition: Partition, store_unix_ms: int | None, asked_unix_s: float
+    ) -> bool:
+        """Compare the clock with that of a partition's server."""
+        server = self._storage.lane(partition, "all").number
+        return self.clock.agrees_with(server, store_unix_ms, asked_unix_s)
 
     async def _append(self, queue: Queue, partition: Partition, read: DueRead) -> bool:
         """Move the messages that were read. Returns False, and nothing happened, if some of them do
@@ -299,7 +312,9 @@ class Mover:
     async def _look_at(self, queue_ids: Iterable[str]) -> None:
         for queue_id in queue_ids:
             try:
+                asked_unix_s = self.clock.wall()
                 for state in await self._storage.due.states(queue_id):
+                    self._is_believed_at(state.partition, state.store_unix_ms, asked_unix_s)
                     if state.first_unix_ms is not None:
                         self._on_due(state.partition, state.first_unix_ms)
             except Exception as error:

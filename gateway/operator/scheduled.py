@@ -78,6 +78,9 @@ class Believed(msgspec.Struct, frozen=True, kw_only=True):
 
     jump_s: float
     """The last jump of the clock, in seconds; negative if it was set back, 0 if there was none."""
+    is_apart: bool
+    """Whether that was a jump between this clock and that of the store: it is so many seconds
+    further ahead of it than before."""
     moving: bool
     """Whether this gateway moves scheduled messages now."""
 
@@ -237,8 +240,8 @@ class ScheduledMessages:
 
         Raises:
             Refused: id_unknown, ambiguous, already_due, cancelled; forbidden; invalid_message,
-                message_too_large, invalid_request; queue_full, storage_full: it would be larger,
-                and there is no room; clock_in_doubt.
+                message_too_large, invalid_request; queue_full, schedule_full, storage_full: it
+                would be larger, and there is no room; clock_in_doubt.
         """
         check_scope(may, key, "change a scheduled message")
         for _ in range(TRIES_MAX):
@@ -252,7 +255,12 @@ class ScheduledMessages:
                 due = due_unix_ms(message, now_unix_ms) or int(now_unix_ms)
             payload = encode_message(scheduled(message, due))
             changed = replace(found, due_unix_ms=due, payload=payload)
-            if await self._storage.due.change(changed, bytes_max=queue.settings.bytes_max):
+            settings = queue.settings
+            if await self._storage.due.change(
+                changed,
+                bytes_max=settings.bytes_max,
+                due_bytes_max=settings.due_bounds[1],
+            ):
                 return await self._shown(queue, changed, NOTHING)
         raise Refused("overloaded", "others change the message at the same time, again and again")
 
@@ -396,16 +404,22 @@ class _Page:
         return f"{due}-{number}-{counted}"
 
 
-def stopped_notes(doubt_s: float, jump_s: float) -> list[str]:
+def stopped_notes(doubt_s: float, jump_s: float, *, is_apart: bool) -> list[str]:
     """Return a sentence for operators if a gateway moves no scheduled messages; else []. `doubt_s`:
-    seconds for which its clock is not believed. `jump_s`: the jump of the clock, in seconds."""
+    seconds for which its clock is not believed. `jump_s`: the jump of the clock, in seconds;
+    `is_apart`: between it and the clock of the store."""
     if doubt_s <= 0:
         return []
-    way = "ahead" if jump_s > 0 else "back"
+    size = duration(round(abs(jump_s)))
+    if is_apart:
+        way = "ahead of" if jump_s > 0 else "behind"
+        why = f"the clock of this gateway is {way} the store's by {size} more than before"
+    else:
+        way = "ahead" if jump_s > 0 else "back"
+        why = f"the clock of this gateway was set {way} by {size}"
     return [
-        f"scheduled messages are not moved for {duration(math.ceil(doubt_s))}, because the clock "
-        f"of this gateway was set {way} by {duration(round(abs(jump_s)))}; `tocsin scheduled "
-        "believe-clock` moves them now, if the clock is right"
+        f"scheduled messages are not moved for {duration(math.ceil(doubt_s))}, because {why}; "
+        "`tocsin scheduled believe-clock` moves them now, if the clock is right"
     ]
 
 

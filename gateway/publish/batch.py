@@ -636,6 +636,7 @@ class OpenRecord:
             tenant=0,
         )
         is_bounded = settings.overflow == "reject"
+        due_messages_max, due_bytes_max = settings.due_bounds
         append = Append(
             self.partition,
             encoded,
@@ -646,8 +647,8 @@ class OpenRecord:
             messages_max=settings.messages_max if is_bounded else 0,
             bytes_max=settings.bytes_max if is_bounded else 0,
             message_bytes_max=settings.bytes_max,
-            due_messages_max=0 if is_bounded else settings.messages_max,
-            due_bytes_max=0 if is_bounded else settings.bytes_max,
+            due_messages_max=due_messages_max,
+            due_bytes_max=due_bytes_max,
         )
         return append, header
 

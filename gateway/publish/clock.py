@@ -2,6 +2,7 @@
 
 What is due is decided by it, when a message is published, changed and moved. After a jump none of
 these is done for a while (`push.due.ClockGuard`), because what is delivered cannot be taken back.
+The same holds if the clock of a storage server says something else.
 """
 
 import logging
@@ -44,12 +45,26 @@ class BelievedClock:
         """Compare the clocks. Returns whether the wall clock is believed now."""
         if self._guard is None:
             self._guard = ClockGuard(self.wall(), self.steady())
-        is_believed = self._guard.look(self.wall(), self.steady())
+        return self._told(self._guard.look(self.wall(), self.steady()))
+
+    def agrees_with(self, server: int, server_unix_ms: int | None, asked_unix_s: float) -> bool:
+        """Compare the clock with a storage server's. `server`: its number, `server_unix_ms`: the
+        time that it has told (None: it has no clock of its own), `asked_unix_s`: the wall time
+        when it was asked. Returns whether the wall clock is believed now."""
+        if not self.is_believed() or self._guard is None:
+            return False
+        if server_unix_ms is None:
+            return True
+        there_s = server_unix_ms / 1000
+        asked_s, answered_s = asked_unix_s - there_s, self.wall() - there_s
+        return self._told(self._guard.compare(server, asked_s, answered_s, self.steady()))
+
+    def _told(self, is_believed: bool) -> bool:
         if not is_believed and not self._has_warned:
             logger.warning(
-                "the clock has jumped by %.0f s: nothing is scheduled, and nothing that was is "
-                "moved, for %.0f s, unless an operator says that the clock is right",
-                self._guard.jump_s,
+                "%s: nothing is scheduled, and nothing that was is moved, for %.0f s, unless an "
+                "operator says that the clock is right",
+                self.doubt_text(),
                 DOUBT_S,
             )
         elif is_believed and self._has_warned:
@@ -57,12 +72,17 @@ class BelievedClock:
         self._has_warned = not is_believed
         return is_believed
 
+    def doubt_text(self) -> str:
+        """Say why the clock is not believed, or was not."""
+        if self.is_apart:
+            return f"the clocks of this gateway and of the store differ by {self.jump_s:.0f} s more"
+        return f"the clock of this gateway has jumped by {self.jump_s:.0f} s"
+
     def check(self) -> None:
         """Raise Refused(clock_in_doubt) while the clock is not believed: a time that is judged by
         it, or counted from it, may be wrong by years."""
         if not self.is_believed():
-            detail = f"the clock of this gateway has jumped by {self.jump_s:.0f} s"
-            raise Refused("clock_in_doubt", detail, min(self.doubt_s, AGAIN_S_MAX))
+            raise Refused("clock_in_doubt", self.doubt_text(), min(self.doubt_s, AGAIN_S_MAX))
 
     @property
     def doubt_s(self) -> float:
@@ -73,6 +93,11 @@ class BelievedClock:
     def jump_s(self) -> float:
         """The last jump in seconds, negative if the clock was set back; 0: there was none."""
         return self._guard.jump_s if self._guard is not None else 0.0
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the last jump was one between this clock and the one of a storage server."""
+        return self._guard is not None and self._guard.is_apart
 
     @property
     def jumps_total(self) -> int:

@@ -183,8 +183,8 @@ def place_queues_on(
         remaining = [one for one in candidates if one.name not in leaving]
         if any(one.state == "well" for one in remaining):
             candidates = remaining
-        is_bounded = settings.overflow == "reject" and bool(
-            settings.messages_max or settings.bytes_max
+        is_bounded = any(settings.due_bounds) or (
+            settings.overflow == "reject" and bool(settings.messages_max or settings.bytes_max)
         )
         return place(queue_id, settings.partitions, candidates, is_bounded=is_bounded)
 

@@ -142,10 +142,11 @@ class RedisDueStore:
         self, partition: Partition, until_unix_ms: int, *, count_max: int, bytes_max: int
     ) -> DueRead:
         args = (partition.number, until_unix_ms, count_max, bytes_max)
-        rows, following, generation = await self._look("due_first", partition.queue_id, *args)
+        answer = await self._look("due_first", partition.queue_id, *args)
+        rows, following, generation, store_unix_ms = answer
         messages, damaged = await self._open(partition, decode_rows(rows))
         next_unix_ms = following if following >= 0 else None
-        return DueRead(tuple(messages), next_unix_ms, damaged, generation)
+        return DueRead(tuple(messages), next_unix_ms, damaged, generation, store_unix_ms)
 
     async def _open(
         self, partition: Partition, rows: Sequence[DueRow]
@@ -235,10 +236,15 @@ class RedisDueStore:
         return int(place) if place else None
 
     async def states(self, queue_id: str) -> list[DueState]:
-        rows = await self._look("due_states", queue_id)
+        store_unix_ms, rows = await self._look("due_states", queue_id)
         return [
             DueState(
-                Partition(queue_id, number), messages, size, following, due if due >= 0 else None
+                Partition(queue_id, number),
+                messages,
+                size,
+                following,
+                due if due >= 0 else None,
+                store_unix_ms,
             )
             for number, (messages, size, following, due) in enumerate(rows)
         ]
@@ -257,7 +263,9 @@ class RedisDueStore:
             await self._act("due_cancel", partition.queue_id, partition.number, number, until)
         )
 
-    async def change(self, message: DueMessage, *, bytes_max: int = 0) -> bool:
+    async def change(
+        self, message: DueMessage, *, bytes_max: int = 0, due_bytes_max: int = 0
+    ) -> bool:
         partition = message.partition
         waiting = await self.find(partition, [message.number])
         if not waiting or waiting[0].version != message.version:
@@ -278,6 +286,7 @@ class RedisDueStore:
             part.header,
             sealed,
             bytes_max,
+            due_bytes_max,
         )
         if first < 0:
             return False

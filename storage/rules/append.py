@@ -270,18 +270,23 @@ class PartitionLog:
         total.due_messages += count
         total.due_bytes += size
 
-    def due_state(self, first_unix_ms: int | None) -> DueState:
-        """Return the due store's state for inspection. `first_unix_ms`: when its first message is
-        due; None: it is empty."""
+    def due_state(self, first_unix_ms: int | None, store_unix_ms: int | None = None) -> DueState:
+        """Return the due store's state for inspection, which has these two."""
         partition, count, size = self.partition, self.due_messages, self.due_bytes
-        return DueState(partition, count, size, self.due_next, first_unix_ms)
+        return DueState(partition, count, size, self.due_next, first_unix_ms, store_unix_ms)
 
-    def check_growth(self, more: int, bytes_max: int, *, has_room: bool) -> None:
+    def check_growth(
+        self, more: int, bytes_max: int, due_bytes_max: int, *, has_room: bool
+    ) -> None:
         """Check that a message of the due store may grow by `more` bytes, if that is more than 0.
-        Raises Refused: storage_full, queue_full."""
-        if more > 0 and not has_room:
+        Raises Refused: storage_full, queue_full, schedule_full."""
+        if more <= 0:
+            return
+        if not has_room:
             raise Refused("storage_full", "the storage is at its reserve: it may not grow")
-        if more > 0 and 0 < bytes_max < self.total.bytes + more:
+        if 0 < due_bytes_max < self.total.due_bytes + more:
+            raise Refused("schedule_full", "what is scheduled has no room for a larger message")
+        if 0 < bytes_max < self.total.bytes + more:
             raise Refused("queue_full", "the queue has no room for a larger message")
 
     def resize_due(self, more: int) -> None:

@@ -79,7 +79,7 @@ def cancel(state: WriteState, partition: Partition, number: int, remember_s: flo
     return True
 
 
-def change(state: WriteState, message: DueMessage, bytes_max: int) -> bool:
+def change(state: WriteState, message: DueMessage, bytes_max: int, due_bytes_max: int) -> bool:
     """Do `DueStore.change`, within the writer's batch. A damaged message does not wait."""
     found = _waiting(state, message.partition, message.number)
     if found is None:
@@ -89,7 +89,7 @@ def change(state: WriteState, message: DueMessage, bytes_max: int) -> bool:
         return False
     after = changed(before, message)
     more = len(after.payload) - size
-    log.check_growth(more, bytes_max, has_room=state.has_space())
+    log.check_growth(more, bytes_max, due_bytes_max, has_room=state.has_space())
     sealed = state.sealer.seal(after.partition, after.header(), after.payload, 1)
     log.resize_due(more)
     state.put_due(log, after, sealed)
@@ -407,8 +407,10 @@ class SqliteDueStore:
             partial(cancel, self._state, partition, number, remember_s)
         )
 
-    async def change(self, message: DueMessage, *, bytes_max: int = 0) -> bool:
-        work = partial(change, self._state, message, bytes_max)
+    async def change(
+        self, message: DueMessage, *, bytes_max: int = 0, due_bytes_max: int = 0
+    ) -> bool:
+        work = partial(change, self._state, message, bytes_max, due_bytes_max)
         return await self._writer.submit(work, len(message.payload))
 
     async def fate(self, partition: Partition, number: int) -> Stored | NotStored | None:

@@ -70,6 +70,33 @@ async def test_what_is_published_is_shown_on_its_way_in_milliseconds(visit: Visi
     await visit.is_clean()
 
 
+async def test_a_message_is_sent_in_ten_seconds_and_another_one_is_taken_back(
+    visit: Visit, client: tocsin.Client
+) -> None:
+    await visit.at("publish-key").fill("wake")
+    await visit.at("publish-body").fill("not at all")
+    await visit.at("publish-later").click()
+    row = visit.at("way").first
+    await expect(row.get_by_test_id("way-due")).to_have_text(re.compile(r"^due in \d+ s$"))
+    await expect(visit.at("publish-said")).to_contain_text("Take it back, or wait.")
+    await row.get_by_test_id("take-back").click()
+    await expect(row).to_contain_text("taken back")
+    await expect(row.get_by_test_id("way-due")).to_be_hidden()
+    await expect(visit.at("publish-said")).to_have_text("Taken back: nobody gets it.")
+    assert (await client.scheduled(QUEUE, key="wake")).count == 0
+    await visit.at("publish-body").fill("up")
+    await visit.at("publish-later").click()
+    row = visit.at("way").first
+    await expect(row.get_by_test_id("way-due")).to_be_visible()
+    await expect(row.get_by_test_id("way-due")).to_be_hidden()  # it was due
+    for name in ("durable", "pushed", "acked"):
+        await expect(stage(row, name)).to_have_text(MS)
+    await expect(visit.at("publish-said")).to_contain_text("acknowledged after")
+    assert "not at all" in str(await visit.at("way").nth(1).text_content())
+    await expect(stage(visit.at("way").nth(1), "pushed")).to_have_text("\u2013")
+    await visit.is_clean()
+
+
 async def test_a_paused_queue_is_shown_and_none_of_its_messages_as_pushed(
     visit: Visit, client: tocsin.Client
 ) -> None:

@@ -1,6 +1,7 @@
 """The contract of `push.storage_port.DueStore`: scheduled messages (R32). Over every storage."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -366,6 +367,21 @@ async def test_the_state_of_each_due_store(store: Storage) -> None:
     assert await store.due.states("q-9") == []
 
 
+async def test_a_store_that_is_a_server_tells_its_time(
+    store: Storage, request: pytest.FixtureRequest
+) -> None:
+    """R32: so that a gateway whose clock is wrong from its start on moves nothing."""
+    await schedule(store, 5)
+    before_ms = int(time.time() * 1000)
+    read = await store.due.first(P0, due_unix_ms(9), count_max=9, bytes_max=900)
+    told = [read.store_unix_ms, *(one.store_unix_ms for one in await store.due.states("q-1"))]
+    after_ms = int(time.time() * 1000)
+    if isinstance(request.node.callspec.params["opening"], str):
+        assert told == [None] * 3, "it is embedded"
+    else:
+        assert all(one is not None and before_ms <= one <= after_ms for one in told)
+
+
 # --- Bounds -------------------------------------------------------------------------------------
 
 
@@ -409,9 +425,13 @@ async def test_a_message_grows_only_into_room(store: Storage) -> None:
     larger = replace(first, payload=body(9, 30))
     with pytest.raises(Refused, match="queue_full"):
         await store.due.change(larger, bytes_max=49)
-    assert await store.due.change(larger, bytes_max=50)
+    await one(store, append(P1, messages=1))
+    with pytest.raises(Refused, match="schedule_full"):
+        await store.due.change(larger, due_bytes_max=49)
+    assert (await waiting(store))[0] == first
+    assert await store.due.change(larger, due_bytes_max=50)
     smaller = replace(larger, version=1, payload=body(9, 25))
-    assert await store.due.change(smaller, bytes_max=1)
+    assert await store.due.change(smaller, bytes_max=1, due_bytes_max=1)
     assert await store.due.change(replace(smaller, version=2, payload=body(9, 60)))
     (state, _) = await store.due.states("q-1")
     assert (state.messages, state.bytes) == (2, 80)

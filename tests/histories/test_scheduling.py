@@ -265,6 +265,35 @@ async def test_nothing_fires_when_the_year_jumps_ahead(town: Town) -> None:
     await becomes(lambda: session.bodies == ["in an hour"], 600)
 
 
+@pytest.mark.parametrize("apart_s", [-365 * 86_400, -3600, 3600, 365 * 86_400])
+def test_nothing_is_moved_while_the_clock_of_the_store_says_something_else(
+    apart_s: int, tmp_path: Any
+) -> None:
+    @town(1)
+    async def test(town: Town) -> None:
+        (one,) = town.gateways
+        clocks, mover = Clocks(one.broker.mover), one.broker.mover
+        session, _ = await one.consumer(await town.group(**LONG))
+        town.memory.clock = lambda: int(clocks.wall() * 1000)
+        await outcomes(one, message("a", delay_s=5))
+        await session.take(1)
+        await outcomes(one, message("b", delay_s=5))
+        town.memory.clock = lambda: int((clocks.wall() - apart_s) * 1000)
+        await becomes(lambda: mover.clock.doubt_s)
+        assert (round(mover.clock.jump_s), mover.clock.is_apart) == (apart_s, True)
+        (note,) = one.broker.notes()
+        assert ("is ahead of the store's" if apart_s > 0 else "is behind the store's") in note
+        await asyncio.sleep(DOUBT_S - 10)
+        assert session.bodies == ["a"]
+        await becomes(lambda: session.bodies == ["a", "b"], 20)
+        town.memory.clock = lambda: int((clocks.wall() - apart_s - 1) * 1000)  # no jump
+        await outcomes(one, message("c", delay_s=5))
+        await session.take(1)
+        assert mover.clock.jumps_total == 1
+
+    test(tmp_path)
+
+
 @town(1)
 async def test_an_operator_may_say_that_a_clock_which_jumped_is_right(town: Town) -> None:
     (one,) = town.gateways

@@ -15,9 +15,7 @@ export function settingText(name, value) {
     return `${name.includes("bytes") ? formatBytes(value) : formatCount(value)} per second`;
   }
   if (name.endsWith("_s")) return value % 1 ? formatMs(value * 1000) : formatSeconds(value);
-  if (name === "messages_max" || name === "bytes_max") {
-    if (!value) return "no bound";
-  }
+  if (/^(due_)?(messages|bytes)_max$/.test(name) && !value) return "no bound";
   if (name.includes("bytes")) return formatBytes(value);
   if (name === "attempts_max" && !value) return "without end";
   return formatCount(value);

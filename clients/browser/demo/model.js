@@ -26,6 +26,7 @@ const LOOKS_MAX = 64;
 const TEXT_LENGTH_MAX = 120;
 const WATCH_EVERY_MS = 100;
 const HELD_SHOWN_MAX = 200;
+export const LATER_S = 10;
 const LOCAL_HOSTS = new Set(["localhost", "127.0.0.1", "[::1]"]);
 
 /** The page's side of the story. */
@@ -136,8 +137,9 @@ export class Model {
    * Publishes a message of the visitor's. Rejects with a TocsinError when it was refused.
    * @param {string} key empty: none
    * @param {string} text JSON, or else text
+   * @param {{isLater?: boolean}} [how] `isLater`: it is due in LATER_S seconds
    */
-  async publish(key, text) {
+  async publish(key, text, { isLater = false } = {}) {
     const keyBytes = utf8Bytes(key);
     if (keyBytes > KEY_BYTES_MAX) {
       throw Object.assign(new Error("key too long"), {
@@ -154,7 +156,12 @@ export class Model {
     way.calledUnixMs = calledUnixMs;
     this.changed(true);
     try {
-      const receipt = await this.client.publish(QUEUE, body, { key: key || undefined, id });
+      const options = { key: key || undefined, id, delayS: isLater ? LATER_S : undefined };
+      const receipt = await this.client.publish(QUEUE, body, options);
+      if (isLater) {
+        this.ways.scheduled(id, performance.now(), receipt);
+        return way;
+      }
       way.answeredUnixMs = Date.now();
       this.ways.durable(id, performance.now(), receipt);
       this.#learnClock(way);
@@ -165,6 +172,18 @@ export class Model {
     } finally {
       this.changed(true);
     }
+  }
+
+  /** Takes a scheduled message of this page back. Rejects with a TocsinError: it was due. */
+  async takeBack(way) {
+    await this.client.cancelScheduled(QUEUE, way.id, { key: way.key ?? undefined });
+    this.ways.takenBack(way.id);
+    this.changed(true);
+  }
+
+  /** For how long a scheduled message is not due yet, in milliseconds, by the broker's clock. */
+  dueInMs(way) {
+    return -this.clock.sinceMs(Date.now(), way.dueUnixMs);
   }
 
   /** Another worker in this page, with a session of its own. */
@@ -234,7 +253,7 @@ export class Model {
       this.ways.read(message.id, nowMs, message);
       this.#elsewhere(way);
     }
-    if (way?.isOwn) {
+    if (way?.isOwn && way.answeredUnixMs !== undefined) {
       way.takenUnixMs = message.publishedUnixMs;
       this.#learnClock(way);
     }
@@ -266,6 +285,9 @@ export class Model {
   #see(message, nowMs) {
     const { id, key } = message;
     let way = this.ways.find(id);
+    if (way && way.dueUnixMs !== null) {
+      this.ways.due(id, nowMs + Math.min(0, this.dueInMs(way)));
+    }
     if (!way) {
       if (readFigure(message).isKnown) {
         return null;

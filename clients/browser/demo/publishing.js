@@ -4,7 +4,7 @@ import { byId, foreign, make, setAttribute, setText } from "../shared/dom.js";
 import { explainLine } from "../shared/errors.js";
 import { formatKey, formatMs } from "../shared/format.js";
 import { remarkOn } from "./typed.js";
-import { segments, STAGES, waitsFor } from "./ways.js";
+import { dueText, segments, STAGES, waitsFor } from "./ways.js";
 
 /** The form and the list under it; rows are made once and used again. */
 export class Publishing {
@@ -22,6 +22,7 @@ export class Publishing {
       event.preventDefault();
       this.publish();
     });
+    byId("publish-later").addEventListener("click", () => this.publish({ isLater: true }));
     this.body.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         this.publish();
@@ -32,13 +33,13 @@ export class Publishing {
     remark();
   }
 
-  async publish() {
+  async publish(how) {
     this.key.removeAttribute("aria-invalid");
     this.latest = null;
     this.isSending = true;
     this.#saySending();
     try {
-      this.latest = await this.model.publish(this.key.value, this.body.value);
+      this.latest = await this.model.publish(this.key.value, this.body.value, how);
     } catch (error) {
       this.latest = null;
       if (["key_too_long", "invalid_message"].includes(error?.code)) {
@@ -57,7 +58,8 @@ export class Publishing {
   draw() {
     const { ways, client, isQueuePaused } = this.model;
     const now = { isConnected: client?.isConnected ?? false, isQueuePaused };
-    const drawn = [ways.version, now.isConnected, isQueuePaused].join();
+    const second = ways.isAnyScheduled ? Math.floor(performance.now() / 250) : 0;
+    const drawn = [ways.version, now.isConnected, isQueuePaused, second].join();
     if (this.drawn === drawn) {
       return;
     }
@@ -79,6 +81,15 @@ export class Publishing {
       return;
     }
     const { durable, pushed, acked } = way.atMs;
+    if (way.isTakenBack) {
+      this.#finish("Taken back: nobody gets it.");
+      return;
+    }
+    if (way.dueUnixMs !== null) {
+      const when = dueText(this.model.dueInMs(way));
+      setText(this.said, `Durable after ${formatMs(durable)}, and ${when}. Take it back, or wait.`);
+      return;
+    }
     const soFar = `Durable after ${formatMs(durable)}, here after ${formatMs(pushed)}`;
     const owner = this.model.owners.of(way.partition);
     if (acked !== null) {
@@ -111,6 +122,11 @@ export class Publishing {
     const bars = STAGES.map((stage) => make("i", { class: `way-${stage}` }));
     const times = STAGES.map((stage) => make("span", { class: "way-ms", data: { stage } }));
     const wait = make("span", { class: "way-wait", data: { testid: "way-wait" } });
+    const due = make("span", { data: { testid: "way-due" } });
+    const back = make("button", {
+      class: "button small", type: "button", text: "Take it back", data: { testid: "take-back" },
+    });
+    const later = make("div", { class: "way-later" }, due, back);
     const row = make(
       "li",
       { class: "way", data: { testid: "way" } },
@@ -118,12 +134,34 @@ export class Publishing {
       make("div", { class: "way-bar", "aria-hidden": "true" }, ...bars),
       ...times,
       wait,
+      later,
     );
     byId("ways").append(row);
-    this.rows.push({ row, key, text, note, bars, times, wait });
+    const drawn = { row, key, text, note, bars, times, wait, due, back, later, way: null };
+    back.addEventListener("click", () => this.#takeBack(drawn));
+    this.rows.push(drawn);
   }
 
-  #drawRow({ row, key, text, note, bars, times, wait }, way, waits) {
+  async #takeBack(drawn) {
+    const { way, back } = drawn;
+    back.disabled = true;
+    try {
+      await this.model.takeBack(way);
+      this.latest = way;
+    } catch (error) {
+      setText(this.said, explainLine(error));
+    }
+    back.disabled = false;
+  }
+
+  #drawRow(drawn, way, waits) {
+    const { row, key, text, note, bars, times, wait, due, later } = drawn;
+    drawn.way = way;
+    const isScheduled = way.dueUnixMs !== null;
+    later.hidden = !isScheduled;
+    if (isScheduled) {
+      setText(due, dueText(this.model.dueInMs(way)));
+    }
     const isUnsent = waits !== "" && way.atMs.durable === null && way.isOwn;
     setText(key, formatKey(way.key, 80));
     setText(text, way.text);
@@ -134,7 +172,7 @@ export class Publishing {
     setAttribute(row, "data-id", way.id);
     segments(way).forEach(({ stage, ms, from, to }, i) => {
       bars[i].style.transform = `translateX(${(from ?? 0) * 100}%) scaleX(${to - from})`;
-      times[i].hidden = isUnsent;
+      times[i].hidden = isUnsent || isScheduled;
       const shown = formatMs(ms);
       setText(times[i], shown);
       setAttribute(times[i], "aria-label", `${stage} after ${shown}`);
@@ -148,8 +186,15 @@ function noteOn(way, waits) {
     way.trouble || waits,
     way.isOwn ? "" : "published elsewhere",
     way.attempt > 1 ? `attempt ${way.attempt}` : "",
-    way.partition === null ? "" : `partition ${way.partition}, offset ${way.offset}`,
+    placeText(way),
     way.handler || "",
   ];
   return parts.filter(Boolean).join(" \u00b7 ");
+}
+
+function placeText({ partition, offset }) {
+  if (partition === null) {
+    return "";
+  }
+  return offset === null ? `partition ${partition}` : `partition ${partition}, offset ${offset}`;
 }

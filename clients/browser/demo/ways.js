@@ -20,6 +20,8 @@ const PART_MIN = 0.08;
  * @property {number|null} offset
  * @property {number} attempt the newest one
  * @property {number|null} readMs when this page's reader got it, milliseconds after the call
+ * @property {boolean} isTakenBack
+ * @property {number|null} dueUnixMs when it is due, while it is scheduled; null: it is not
  * @property {string} trouble what is wrong with it, as a sentence; empty: nothing
  */
 
@@ -49,6 +51,8 @@ export class Ways {
       offset: null,
       attempt: 1,
       readMs: null,
+      dueUnixMs: null,
+      isTakenBack: false,
       trouble: "",
     };
     this.list.unshift(way);
@@ -72,6 +76,40 @@ export class Ways {
       way.partition = partition;
       way.offset = offset;
     }
+  }
+
+  /** The receipt has come, and says that it is due later. */
+  scheduled(id, nowMs, { partition, dueUnixMs }) {
+    const way = this.#mark(id, "durable", nowMs);
+    if (way) {
+      Object.assign(way, { partition, dueUnixMs });
+    }
+  }
+
+  /** It has come, so it was due: from then on its way is measured. @param {number} dueMs */
+  due(id, dueMs) {
+    const way = this.find(id);
+    if (way && way.dueUnixMs !== null) {
+      way.dueUnixMs = null;
+      way.calledMs = dueMs;
+      way.atMs.durable = 0;
+      this.version += 1;
+    }
+  }
+
+  /** It was taken back: it never comes. */
+  takenBack(id) {
+    const way = this.find(id);
+    if (way) {
+      way.dueUnixMs = null;
+      way.isTakenBack = true;
+      this.trouble(id, "taken back");
+    }
+  }
+
+  /** Whether any of them waits until it is due. */
+  get isAnyScheduled() {
+    return this.list.some(({ dueUnixMs }) => dueUnixMs !== null);
   }
 
   /** This page's reader has got it: readers are of no group, and no pause is theirs. */
@@ -128,6 +166,12 @@ export class Ways {
   }
 }
 
+/** When a scheduled message comes. @param {number} inMs from now on */
+export function dueText(inMs) {
+  const seconds = Math.ceil(inMs / 1000);
+  return seconds > 0 ? `due in ${seconds} s` : "due now";
+}
+
 /**
  * What a message waits for that is not its own fault; empty: nothing.
  * @param {Way} way
@@ -136,6 +180,9 @@ export class Ways {
 export function waitsFor(way, { isConnected, isQueuePaused }) {
   if (way.isOwn && way.atMs.durable === null && way.trouble === "" && !isConnected) {
     return "waits for the broker";
+  }
+  if (way.dueUnixMs !== null || way.isTakenBack) {
+    return "";
   }
   const isGiven = way.atMs.pushed !== null || way.atMs.acked !== null;
   return isQueuePaused && !isGiven ? "waits: the queue is paused" : "";

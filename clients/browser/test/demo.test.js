@@ -11,7 +11,7 @@ import { Memory } from "../demo/memory.js";
 import { Names, namesIn } from "../demo/names.js";
 import { Ring } from "../demo/ring.js";
 import { parseBody, remarkOn } from "../demo/typed.js";
-import { segments, waitsFor, Ways } from "../demo/ways.js";
+import { dueText, segments, waitsFor, Ways } from "../demo/ways.js";
 
 test("a ring keeps the newest", () => {
   const ring = new Ring(3);
@@ -159,6 +159,33 @@ test("a message says what it waits for: the broker, or the queue's pause", () =>
   assert.equal(now(true, true), "waits: the queue is paused");
   ways.pushed("a", 109, { partition: 1, offset: 7, handler: "worker 1", attempt: 1 });
   assert.equal(now(true, true), "", "it was given before");
+});
+
+test("a scheduled message is measured from when it was due", () => {
+  const ways = new Ways();
+  const way = ways.begin({ id: "a", key: "k", text: "t", nowMs: 100, isOwn: true });
+  const now = { isConnected: true, isQueuePaused: true };
+  ways.due("a", 500);
+  assert.equal(way.calledMs, 100, "it is not scheduled");
+  ways.scheduled("a", 105, { partition: 1, dueUnixMs: 9000 });
+  assert.deepEqual([way.atMs.durable, way.partition, way.offset], [5, 1, null]);
+  assert.ok(ways.isAnyScheduled);
+  assert.equal(waitsFor(way, now), "", "whatever is paused, it is not due");
+  assert.deepEqual([8001, 8000, 0, -5].map(dueText), ["due in 9 s", "due in 8 s", "due now", "due now"]);
+  ways.due("a", 10_100);
+  ways.pushed("a", 10_104, { partition: 1, offset: 7, handler: "worker 1", attempt: 1 });
+  assert.deepEqual(way.atMs, { durable: 0, pushed: 4, acked: null });
+  assert.ok(!ways.isAnyScheduled);
+});
+
+test("what was taken back waits for nothing", () => {
+  const ways = new Ways();
+  const way = ways.begin({ id: "a", key: "k", text: "t", nowMs: 100, isOwn: true });
+  ways.scheduled("a", 105, { partition: 1, dueUnixMs: 9000 });
+  ways.takenBack("a");
+  assert.deepEqual([way.dueUnixMs, way.trouble, way.isTakenBack], [null, "taken back", true]);
+  assert.equal(waitsFor(way, { isConnected: true, isQueuePaused: true }), "");
+  ways.takenBack("b");
 });
 
 test("ways are bounded, and what is forgotten does no harm", () => {

@@ -234,13 +234,15 @@ async def change_scheduled(broker: Broker, request: Request) -> Response:
 
 async def believe_clock(broker: Broker, request: Request) -> Response:
     """Have this gateway move scheduled messages by its clock as it is now, because an operator says
-    that the clock is right. After a jump of the clock by more than a minute nothing is moved for
-    five minutes. Each gateway has a clock of its own: this is about the one that answers."""
+    that the clock is right. After a jump of the clock by more than a minute, or of the store's
+    clock against it, nothing is moved for five minutes. Each gateway has a clock of its own: this
+    is about the one that answers."""
     clock = broker.clock
     jump_s = round(clock.jump_s, 3)
     act_of(request).about(jump_s=jump_s)
     clock.believe()
-    return reply(Believed(jump_s=jump_s, moving=clock.doubt_s <= 0))
+    moving = clock.doubt_s <= 0
+    return reply(Believed(jump_s=jump_s, is_apart=clock.is_apart, moving=moving))
 
 
 def _id(request: Request) -> str:

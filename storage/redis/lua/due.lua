@@ -22,14 +22,21 @@ local function rows_of(prefix, n, members, bytes_max)
   return found, looked
 end
 
+-- This server's time, in ms.
+local function now_ms()
+  local parts = redis.call('TIME')
+  return tonumber(parts[1]) * 1000 + math.floor(tonumber(parts[2]) / 1000)
+end
+
 -- args: partition, until (ms), count and bytes as JSON at most. The rows that are due, in order;
--- when the one that follows them is due, -1: there is none; and the partition's generation.
+-- when the one that follows them is due, -1: there is none; the partition's generation; and the
+-- time of this server.
 look('due_first', function(prefix, args)
   local order = due_keys(prefix, args[1])
   local members = redis.call('ZRANGEBYSCORE', order, '-inf', args[2], 'LIMIT', 0, args[3])
   local found, looked = rows_of(prefix, args[1], members, tonumber(args[4]))
   local log = partition_of(prefix, args[1])
-  return {found, due_at(prefix, args[1], looked), log and log.generation or 0}
+  return {found, due_at(prefix, args[1], looked), log and log.generation or 0, now_ms()}
 end)
 
 -- args: partition, bytes as JSON at most, then numbers. The rows of those that wait, in the
@@ -94,15 +101,15 @@ look('due_place', function(prefix, args)
   return place and text(place) or ''
 end)
 
--- For each partition: messages, bytes, the next number, when the first one is due, -1: none is
--- there.
+-- The time of this server; and for each partition: messages, bytes, the next number, when the first
+-- one is due, -1: none is there.
 look('due_states', function(prefix)
   local rows = {}
   for n = 0, (partitions_of(prefix) or 0) - 1 do
     local log = partition_of(prefix, n)
     rows[#rows + 1] = {log.due_messages, log.due_bytes, log.due_next, due_at(prefix, n, 0)}
   end
-  return rows
+  return {now_ms(), rows}
 end)
 
 -- The row of a message that waits in this version, as text; nil: there is none.
@@ -183,19 +190,22 @@ change('due_cancel', function(prefix, args)
   return 1
 end)
 
--- args: partition, number, version, bytes as JSON, checksum, header, payload, bytes_max of the
--- queue. When the first message is due then; -1: it does not wait there in this version, nothing
--- has happened. Refused: it is larger than before, and the queue has no room for that.
+-- args: partition, number, version, bytes as JSON, checksum, header, payload, bytes_max and
+-- due_bytes_max of the queue. When the first message is due then; -1: it does not wait there in this
+-- version, nothing has happened. Refused: it is larger than before, and there is no room for that.
 change('due_change', function(prefix, args)
   local n, number = args[1], tonumber(args[2])
   local log, row = partition_of(prefix, n), row_in(prefix, n, number, args[3])
   if not log or not row then
     return -1
   end
-  local size, most = tonumber(args[4]), tonumber(args[8])
+  local size, most, due_most = tonumber(args[4]), tonumber(args[8]), tonumber(args[9])
   local more = size - due_size(row)
-  if more > 0 and most > 0
-    and tonumber(redis.call('HGET', prefix .. 'queue', 'bytes')) + more > most then
+  local total = redis.call('HMGET', prefix .. 'queue', 'bytes', 'due_bytes')
+  if more > 0 and due_most > 0 and tonumber(total[2] or '0') + more > due_most then
+    return refused('schedule_full', 'what is scheduled has no room for a larger message')
+  end
+  if more > 0 and most > 0 and tonumber(total[1]) + more > most then
     return refused('queue_full', 'the queue has no room for a larger message')
   end
   local _, before = take_due(prefix, n, number, row)

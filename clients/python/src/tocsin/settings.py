@@ -55,6 +55,12 @@ class EverySettings(TypedDict, total=False):
     """The largest number of messages in the whole queue. Default: 0, no bound."""
     bytes_max: int
     """The largest number of bytes in the whole queue. Default: 0, no bound."""
+    due_messages_max: int
+    """The largest number of scheduled messages in the whole queue, beside `messages_max`. Default:
+    0, no bound of its own."""
+    due_bytes_max: int
+    """The largest number of bytes of what is scheduled in the whole queue. Default: 0, no bound of
+    its own."""
     overflow: Overflow
     """The reaction beyond `messages_max` and `bytes_max`. "reject" (default) counts all retained
     messages and refuses publishes. "dead_letter" counts the messages that each group has not

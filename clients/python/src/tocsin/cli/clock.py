@@ -21,7 +21,8 @@ from tocsin.io.requests import object_of
 def believe_clock(target: Target, as_json: bool) -> None:
     """Have the broker deliver scheduled messages again after its clock has jumped.
 
-    If the broker's clock is set ahead or back by more than a minute, the broker delivers no
+    If the broker's clock is set ahead or back by more than a minute, or if the clock of its store
+    says something else by more than a minute, the broker delivers no
     scheduled message for five minutes, because one that is delivered too early cannot be taken
     back. This command says that the clock is right now. Everything that is due by it is delivered
     at once. Look at the clock of the broker's machine before.
@@ -47,8 +48,10 @@ def believe_clock(target: Target, as_json: bool) -> None:
     if not jump_s:
         click.echo(f"The clock of {target.url} has not jumped. Scheduled messages are delivered.")
         return
-    way = "ahead" if jump_s > 0 else "back"
-    click.echo(
-        f"The clock of {target.url} was set {way} by {format_duration(abs(jump_s))}, and is "
-        "believed. Scheduled messages are delivered."
-    )
+    size = format_duration(abs(jump_s))
+    if answer["is_apart"]:
+        way = "ahead of" if jump_s > 0 else "behind"
+        what = f"is {way} the store's by {size} more than before, and is believed"
+    else:
+        what = f"was set {'ahead' if jump_s > 0 else 'back'} by {size}, and is believed"
+    click.echo(f"The clock of {target.url} {what}. Scheduled messages are delivered.")

@@ -95,6 +95,8 @@ QUEUE_SETTINGS: Final = (
     Setting("message_bytes_max", int, "The largest message, in bytes. [262144]"),
     Setting("messages_max", int, "Messages in the whole queue, see above; 0: no bound. [0]"),
     Setting("bytes_max", int, "Bytes in the whole queue, see above; 0: no bound. [0]"),
+    Setting("due_messages_max", int, "Scheduled messages in the queue; 0: no own bound. [0]"),
+    Setting("due_bytes_max", int, "Bytes of what is scheduled; 0: no own bound. [0]"),
     Setting(
         "overflow",
         click.Choice(["reject", "dead_letter"]),
@@ -240,7 +242,13 @@ def shown(name: str, value: object) -> str:
     return shown_value(name, value)
 
 
-_UNBOUND: Final = {"attempts_max": "no end", "messages_max": "no bound", "bytes_max": "no bound"}
+_UNBOUND: Final = {
+    "attempts_max": "no end",
+    "messages_max": "no bound",
+    "bytes_max": "no bound",
+    "due_messages_max": "no bound of its own",
+    "due_bytes_max": "no bound of its own",
+}
 """The text in place of a setting that is 0."""
 
 
