@@ -26,6 +26,7 @@ from loadtests.trials import (
     counted,
     expiry,
     guard,
+    later,
     options,
     overflow,
     page,
@@ -112,6 +113,8 @@ add("guesses", guesses.Plan, guesses.guesses)
 add("counted", counted.Plan, counted.counted)
 add("overflow", overflow.Plan, overflow.overflow)
 add("expiry", expiry.Plan, expiry.expiry)
+add("later", later.Plan, later.later)
+add("waiting", later.WaitingPlan, later.waiting)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ _FOCUSED = """() => {
 }"""
 ORDER = [
     "Skip to the steps", "Tocsin", *(f"progress-{step}" for step in range(1, 8)), "console-link",
-    "theme", "publish-key", "publish-body", "publish", "publish-later", "worker-add", "second-tab", "pause",
+    "theme", "publish-key", "publish-body", "publish", "publish-later", "worker-add", "second-tab",
+    "pause",
     *("nack", "park") * len(KEYS), "websocket", "console-link-end",
 ]  # fmt: skip
 """What Tab reaches, one after another, but for what only scrolls."""

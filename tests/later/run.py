@@ -136,7 +136,7 @@ async def later(
                 nemesis.cancel()
                 await asyncio.wait([nemesis])
             for one in there.processes():
-                await asyncio.to_thread(_up, one)
+                await _up(one)
             async with asyncio.timeout(DRAIN_S):
                 while left := await waits(there.urls):
                     progress(f"{left} are due and not moved yet")
@@ -198,7 +198,7 @@ async def _kill(there: World, plan: Plan, chance: Random, deaths: Counter[str]) 
             await asyncio.to_thread(one.kill)
         await asyncio.sleep(down_s)
         for one in reversed(dying):  # the store first
-            await asyncio.to_thread(_up, one)
+            await _up(one)
 
 
 def _name(there: World, one: Server | Node) -> str:
@@ -207,13 +207,9 @@ def _name(there: World, one: Server | Node) -> str:
     return "broker" if there.store is None else f"gateway {there.gateways.index(one)}"
 
 
-def _up(one: Server | Node) -> None:
-    """Start it, if it does not run, and wait until it is ready."""
-    if isinstance(one, Node):
-        if not one.is_running:
-            one.spawn()
-        one.wait_ready()
-        return
-    if not one.running():
+async def _up(one: Server | Node) -> None:
+    """Start it, if it does not run, and wait until it is ready. A store ends with the thread that
+    started it, which is therefore this one."""
+    if not (one.is_running if isinstance(one, Node) else one.running()):
         one.spawn()
-    one.wait_ready()
+    await asyncio.to_thread(one.wait_ready)

@@ -48,6 +48,7 @@ class _Places:
         host: Host | None = None,
         primary: Node | None = None,
         replica: str = "replica-1",
+        inside: Sequence[str] = (),
         more: Sequence[str] = (),
     ) -> Node:
         """A started server that is named so and has this shipped configuration."""
@@ -65,7 +66,7 @@ class _Places:
         setting.write(config)
         node = Node(
             self.binary, setting.folder, setting.address, setting.port,
-            is_sentinel=is_sentinel, inside=host.inside if host else (),
+            is_sentinel=is_sentinel, inside=host.inside if host else inside,
             login=login("operator") if self._with_users else None,
         )  # fmt: skip
         self._stack.callback(node.kill)
@@ -255,10 +256,12 @@ class Cluster:
 
 
 @contextmanager
-def single(binary: Binary, folder: Path, *, with_users: bool = False) -> Iterator[Node]:
-    """Yield one primary without replicas."""
+def single(
+    binary: Binary, folder: Path, *, with_users: bool = False, inside: Sequence[str] = ()
+) -> Iterator[Node]:
+    """Yield one primary without replicas, which this command runs if there is one."""
     with _places(binary, folder, with_users) as places:
-        node = places.node("primary", "primary")
+        node = places.node("primary", "primary", inside=inside)
         node.wait_ready()
         yield node
 
