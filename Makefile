@@ -95,7 +95,7 @@ chaos:  ## break a store and its gateways for hours, resumable (root; ARGS=--hel
 	@$(python) -m tests.chaos $(ARGS)
 
 trials: setup  ## the whole runs of every bad day: --help lists them (an hour, 10 GB)
-	@failed=0; for trial in churn visitors stuck "stuck --keys 30000" "stuck --handlers" stalled switch proxy kills slow calm bulk noisy seal fuzz schema hostile page console; do \
+	@failed=0; for trial in churn visitors stuck "stuck --keys 30000" "stuck --handlers" stalled switch proxy kills slow calm bulk noisy later waiting seal fuzz schema hostile page console; do \
 	  $(python) -m loadtests.trials $$trial $(ARGS) || failed=1; done; exit $$failed
 
 contract: setup  ## the whole contract of storage and catalog on Redis and Valkey in every layout

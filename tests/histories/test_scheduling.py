@@ -2,19 +2,23 @@
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gateway.delivery.mover import Mover
+from gateway.delivery.presence import Presence
 from gateway.publish.batch import PendingPublish
+from gateway.publish.clock import BelievedClock
 from push import limits
 from push.due import DOUBT_S, DueTicket
-from push.errors import TocsinError
+from push.errors import Refused, TocsinError
 from push.message import Message
 from push.places import Partition
+from push.storage_port import Storage
 from tests.histories.gateways import Town, town
 from tests.histories.house import House, message
+from tests.mad import Mad
 from tests.waiting import becomes
 
 LONG: Any = {"partitions": 1, "lease_s": 36_000, "lease_total_s": 36_000}
@@ -213,6 +217,41 @@ async def test_what_was_scheduled_through_a_gateway_that_others_did_not_hear_of_
     await outcomes(one, *(message(n, f"k{n}", delay_s=1) for n in range(20)))
     took_s = await becomes(lambda: len(session.bodies) == 20)
     assert took_s < 10
+
+
+@town(1)
+async def test_a_start_looks_again_where_the_storage_did_not_answer(town: Town) -> None:
+    """An embedded store tells a new broker nothing by itself."""
+
+    async def nothing() -> None:
+        raise AssertionError("no other gateway is there")
+
+    (one,) = town.gateways
+    session, _ = await one.consumer(await town.group(**LONG))
+    one.storage.due.is_deaf = True
+    one.storage.due.stall("states")
+    await outcomes(one, *(message(n, delay_s=1) for n in range(3)))
+    storage = Mad(town.memory)
+    storage.due = Mad(town.memory.due)
+    looks: list[str] = []
+
+    def fail(name: str) -> Exception | None:
+        looks.append(name)
+        is_too_early = name == "states" and looks.count("states") <= 3
+        return Refused("storage_unavailable") if is_too_early else None
+
+    storage.due.fail = fail
+    presence = Presence(
+        town.catalog, on_return=nothing, on_resume=lambda: None, on_dead=lambda dead: None
+    )
+    clock = BelievedClock()
+    again = Mover(cast(Storage, storage), town.catalog, presence, clock, changed=lambda queue: None)
+    Clocks(again)
+    again.start()
+    await session.take(3)
+    assert looks.count("states") > 3
+    assert again.moved_total == 3
+    await again.stop()
 
 
 @town(1)

@@ -7,7 +7,7 @@ busy machine: deliveries, their order and number, and memory.
 import asyncio
 from typing import Final
 
-from loadtests.trials import bulk, calm, churn, overflow, seal
+from loadtests.trials import bulk, calm, churn, later, overflow, seal
 from loadtests.trials.credentials import guesses, revoke
 from loadtests.trials.noisy import trial as noisy
 from loadtests.trials.stalled import trial as stalled
@@ -75,6 +75,16 @@ async def test_the_end_of_a_credential_ends_its_sessions_within_five_seconds() -
 async def test_wrong_credentials_are_told_the_same_over_sockets() -> None:
     """P11."""
     hold(await guesses.guesses(guesses.Plan(1), print))
+
+
+async def test_what_falls_due_beside_a_live_load_comes_once() -> None:
+    """P8, R32."""
+    hold(await later.later(later.Plan(500, 200, seconds=3.0, rounds=1), print))
+
+
+async def test_what_waits_until_tomorrow_costs_no_memory_and_waits_through_a_kill() -> None:
+    """P1, P9, R32."""
+    hold(await later.waiting(later.WaitingPlan(30_000), print))
 
 
 async def test_the_metadata_stalls_and_who_publishes_and_consumes_does_not_notice() -> None:
