@@ -242,7 +242,7 @@ class History:
                 await self.ack_pulled(where, one)
             elif act < 0.8:
                 self.judge.back_with_followers(where)
-                await self.house.broker.pulls.nack(self.queue, self.group, [one.receipt], 0)
+                await self.nack_pulled(one)
             else:
                 continue
             del self.pulled[where]
@@ -256,6 +256,14 @@ class History:
             await asyncio.sleep(0.01)
         if done.settled:
             self.judge.done(where)
+
+    async def nack_pulled(self, one: PulledMessage) -> None:
+        """Nack the message until the outcome is known. Its partition may move meanwhile."""
+        while True:
+            with suppress(Unknown):
+                await self.house.broker.pulls.nack(self.queue, self.group, [one.receipt], 0)
+                return
+            await asyncio.sleep(0.01)
 
     async def restart(self) -> None:
         """End the process in an orderly way, and start it again."""
