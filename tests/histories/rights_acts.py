@@ -9,7 +9,14 @@ from typing import Any, Final
 import httpx2
 
 from tests.histories.rights_model import EVERY, GHOST, KEYS, NEEDED, Actor
-from tests.histories.rights_world import Receipt, World, bodies_in, json_of, settings_of
+from tests.histories.rights_world import (
+    SCHEDULED,
+    Receipt,
+    World,
+    bodies_in,
+    json_of,
+    settings_of,
+)
 
 NOT_GIVEN: Final = "A" * 66
 """A receipt that no client was given."""
@@ -61,6 +68,12 @@ def _with_key(choice: Choice) -> dict[str, Any]:
     return {} if choice.key is None else {"key": choice.key}
 
 
+def _scheduled(method: str, choice: Choice, body: Any = None) -> Ask:
+    below = f"/scheduled/later-{choice.number % SCHEDULED}"
+    key = EVERY if choice.key is None else choice.key
+    return Ask(method, below, body, query=_with_key(choice), key=key)
+
+
 def _other(queue: str) -> str | None:
     return "shared" if queue == "feed" else None
 
@@ -99,6 +112,12 @@ REST: Final[Mapping[str, Make]] = {
     "list_dead_letters": lambda w, a, c: Ask(
         "GET", "/dead-letters", query=_with_key(c), key=EVERY if c.key is None else c.key
     ),
+    "list_scheduled": lambda w, a, c: Ask(
+        "GET", "/scheduled", query=_with_key(c), key=EVERY if c.key is None else c.key
+    ),
+    "show_scheduled": lambda w, a, c: _scheduled("GET", c),
+    "cancel_scheduled": lambda w, a, c: _scheduled("DELETE", c),
+    "change_scheduled": lambda w, a, c: _scheduled("POST", c, {"delay_s": 90_000}),
     "queue_metrics": lambda w, a, c: Ask("GET", "/metrics"),
     "redrive_dead_letters": lambda w, a, c: Ask(
         "POST", "/dead-letters/redrive", {}, also=_other(c.queue)
@@ -116,6 +135,8 @@ def code_of(answer: httpx2.Response) -> str:
 def _may(actor: Actor, name: str, queue: str, ask: Ask) -> bool:
     if name in ("peek_queue", "list_dead_letters"):
         allowed = actor.may("read", queue, ask.key)
+    elif name.endswith("_scheduled"):
+        allowed = any(actor.may(verb, queue, ask.key) for verb in NEEDED[name])
     else:
         allowed = actor.may_some(NEEDED[name], queue)
     return allowed and (ask.also is None or actor.may("manage", ask.also))
@@ -181,7 +202,9 @@ def _check_answer(
         and "name" in found
     ):
         _check_shown(actor, found)
-    verb = {"pull": "consume", "peek_queue": "read", "list_dead_letters": "read"}.get(name)
+    verb = {"pull": "consume", "list_dead_letters": "read"}.get(name)
+    if name in ("peek_queue", "list_scheduled", "show_scheduled"):
+        verb = "read"
     for body in bodies_in(found):
         assert verb is not None, f"{name} shows bodies"
         world.check_body(actor, body, verb, choice.queue)
@@ -245,6 +268,18 @@ async def list_sessions(world: World, actor: Actor, choice: Choice) -> bool:
 async def list_clusters(world: World, actor: Actor, choice: Choice) -> bool:
     """List the clusters, which needs the right to manage everything."""
     code = code_of(await world.rest(actor, "GET", "/v1/clusters"))
+    if not actor.is_let_in:
+        assert code == "unauthorized"
+        return False
+    is_allowed = actor.may("manage", "*")
+    assert code == ("" if is_allowed else "forbidden")
+    return is_allowed
+
+
+async def believe_clock(world: World, actor: Actor, choice: Choice) -> bool:
+    """Say that the gateway's clock is right, which needs the right to manage everything."""
+    answer = await world.rest(actor, "POST", "/v1/scheduled/believe-clock")
+    code = code_of(answer)
     if not actor.is_let_in:
         assert code == "unauthorized"
         return False
@@ -360,6 +395,7 @@ OTHERS: Final[Mapping[str, Callable[[World, Actor, Choice], Any]]] = {
     "list_queues": list_queues,
     "list_sessions": list_sessions,
     "list_clusters": list_clusters,
+    "believe_clock": believe_clock,
     "metrics": metrics,
     "open_session": open_session,
     "post_frames": post_frames,

@@ -25,6 +25,7 @@ SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "bytes": ("consume", "read", "manage"), "oldest_unix_ms": ("consume", "read", "manage"),
     "partitions": ("consume", "read", "manage"), "counters": ("consume", "read", "manage"),
     "dead_letters": ("consume", "read", "manage"), "name": (), "queue_id": (),
+    "scheduled": ("consume", "read", "manage"),
 }  # fmt: skip
 """The fields of a queue, and the verbs that show each, on every key; () if any right does."""
 SETTINGS: Final[Mapping[str, dict[str, object]]] = {
@@ -45,6 +46,8 @@ NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "list_leases": ("consume", "manage"), "pause_queue": ("manage",), "resume_queue": ("manage",),
     "purge_queue": ("manage",), "peek_queue": ("read",), "list_dead_letters": ("read",),
     "redrive_dead_letters": ("manage",), "queue_metrics": FIGURES,
+    "list_scheduled": ("read", "manage"), "show_scheduled": ("read", "manage"),
+    "cancel_scheduled": ("publish", "manage"), "change_scheduled": ("publish", "manage"),
 }  # fmt: skip
 """Operations that name a queue, and the verbs of which one on it is needed."""
 

@@ -23,6 +23,8 @@ from tests.histories.rights_model import ACTORS, GHOST, KEYS, OWN_NAMES, SETTING
 
 SETTLE_S: Final = 0.03
 """Virtual time in which everything immediate has been done, and written."""
+SCHEDULED: Final = 12
+"""Messages of each key that are scheduled, under the ids later-0, later-1 …"""
 LASTS_S: Final = 25.0
 """The length of a history. It ends before time alone acts: an idle pull leaves, a drain is cut
 off."""
@@ -157,6 +159,11 @@ class World:
                     path = f"/v1/queues/{name}/groups/{group}"
                     assert (await self.rest(boss, "PUT", path, {})).status_code == 201
                 messages = [self.message(boss, name, key) for key in KEYS]
+                messages += [
+                    {**self.message(boss, name, key), "id": f"later-{n}", "delay_s": 86_400}
+                    for key in KEYS
+                    for n in range(SCHEDULED)
+                ]
                 path = f"/v1/queues/{name}/messages"
                 await self.rest(boss, "POST", path, {"messages": messages})
 
@@ -240,6 +247,9 @@ class World:
             of_queue: list[object] = [queue]
             for place in await broker.storage.partitions(queue.queue_id):
                 of_queue.append(place.certified)
+            for due in await broker.storage.due.states(queue.queue_id):
+                waits = await broker.storage.due.look(due.partition, count_max=1000)
+                of_queue.append([(one.number, one.version) for one in waits.messages])
             principal = Principal("auditor", queue.tenant)
             for group in broker.metadata.list_groups(principal, queue):
                 runtime = broker.groups.runtimes.get(group.group_id)

@@ -188,7 +188,7 @@ async def test_an_id_that_nobody_knows(house: House) -> None:
         "/scheduled/nobody?key=k",
         "/scheduled/x?key=other",
         f"/scheduled/{other}",
-        f"/scheduled/{one['ticket']}?key=k",
+        f"/scheduled/{one['ticket']}?key=other",
         "/scheduled/q-1-0-t0",
     ):
         assert await ask(house, "DELETE", path) == problem(404, "id_unknown"), path
@@ -227,7 +227,7 @@ async def test_nothing_is_scheduled_while_the_clock_is_in_doubt(house: House) ->
     clock.wall = lambda: time.time() + jump_s
     assert not clock.is_believed()
     refused, now = await publish(house, later(2), {"body": 3, "key": "k"})
-    assert refused["code"] == "clock_in_doubt"
+    assert refused["error"]["code"] == "clock_in_doubt"
     assert now["offset"] == 0
     change = await ask(house, "POST", "/scheduled/x?key=k", {"delay_s": 1})
     assert change == problem(503, "clock_in_doubt")
@@ -333,3 +333,31 @@ async def test_pulls_and_peeks_say_when_a_message_was_due(house: House) -> None:
     assert message["sent_unix_ms"] == 7
     _, peeked = await ask(house, "GET", "/messages")
     assert [each["deliver_at_unix_ms"] for each in peeked["messages"]] == [one["due_unix_ms"]]
+
+
+@pytest.mark.parametrize("overflow", ["reject", "dead_letter"])
+async def test_a_queue_takes_as_much_as_it_may_have_scheduled(house: House, overflow: str) -> None:
+    """P10: what is due now goes on, and what is cancelled makes room."""
+    bounds = {"overflow": overflow, "due_messages_max": 3, "due_bytes_max": 400}
+    assert (await ask(house, "PATCH", "", bounds))[0] == 200
+    stored = await publish(house, *(later(n, key=f"k{n}", id=f"m{n}") for n in range(4)))
+    assert ["error" in one for one in stored] == [False] * 3 + [True]
+    assert (stored[3]["error"]["code"], stored[3]["error"]["retry"]) == ("schedule_full", True)
+    (now,) = await publish(house, {"body": "now", "key": "k9"})
+    assert now["offset"] == 0
+    grown = await ask(house, "POST", "/scheduled/m0?key=k0", {"body": "x" * 300})
+    assert grown == problem(429, "schedule_full")
+    assert (await ask(house, "DELETE", "/scheduled/m1?key=k1"))[0] == 200
+    large, small = await publish(house, later("x" * 300, key="k5"), later(5, key="k5"))
+    assert large["error"]["code"] == "schedule_full"
+    assert "ticket" in small
+    assert (await ask(house, "PATCH", "", {"due_messages_max": 0, "due_bytes_max": 0}))[0] == 200
+    assert "ticket" in (await publish(house, later("x" * 300, key="k5")))[0]
+
+
+async def test_a_queue_that_overflows_into_dead_letters_bounds_what_waits(house: House) -> None:
+    """Nothing that is scheduled can be moved to the dead letters."""
+    bounds = {"overflow": "dead_letter", "messages_max": 2, "due_messages_max": 5}
+    assert (await ask(house, "PATCH", "", bounds))[0] == 200
+    stored = await publish(house, *(later(n) for n in range(3)))
+    assert ["error" in one for one in stored] == [False, False, True]

@@ -103,11 +103,11 @@ async def test_nothing_is_moved_before_its_time(town: Town) -> None:
 @town(1)
 async def test_a_time_that_has_passed_is_now_and_the_receipt_says_so(town: Town) -> None:
     (one,) = town.gateways
-    Clocks(one.broker.mover)
+    clocks = Clocks(one.broker.mover)
     session, _ = await one.consumer(await town.group(**LONG))
     past = [
         message("a", deliver_at_unix_ms=0),
-        message("b", deliver_at_unix_ms=int(time.time() * 1000)),
+        message("b", deliver_at_unix_ms=int(clocks.wall() * 1000)),
         message("c", delay_s=0),
     ]
     assert await outcomes(one, *past) == [(0, 0), (0, 1), (0, 2)]
@@ -231,7 +231,7 @@ async def test_a_start_looks_again_where_the_storage_did_not_answer(town: Town) 
     one.storage.due.is_deaf = True
     one.storage.due.stall("states")
     await outcomes(one, *(message(n, delay_s=1) for n in range(3)))
-    storage = Mad(town.memory)
+    storage: Any = Mad(town.memory)
     storage.due = Mad(town.memory.due)
     looks: list[str] = []
 

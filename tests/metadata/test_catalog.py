@@ -64,6 +64,8 @@ BOUNDS: dict[str, tuple[list[object], list[object]]] = {
         [0, limits.MESSAGE_BYTES_MAX_MAX + 1, 10**400],
     ),
     "messages_max": ([0, (1 << 53) - 1], [-1, 1 << 53, 10**30, None]),
+    "due_messages_max": ([0, (1 << 53) - 1], [-1, 1 << 53, 10**30, None]),
+    "due_bytes_max": ([0, (1 << 53) - 1], [-1, 1 << 53, 10**30, None]),
     "bytes_max": ([0, (1 << 53) - 1], [-1, 1 << 53, True]),
     "overflow": (["reject", "dead_letter"], ["drop", "", 1, None]),
     "retention_s": ([0, 0.5, limits.TTL_S_MAX], [-1, limits.TTL_S_MAX + 1, "1"]),
