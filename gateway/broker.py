@@ -36,7 +36,7 @@ from gateway.limits.shared import SharedLimits
 from gateway.limits.spec import OF_ADDRESS, OF_PRINCIPAL, OF_QUEUE, OF_SESSION, parse_limits
 from gateway.models import BackupProgress, ClusterDescription, ClusterList, SeekTo
 from gateway.operator.alerts import AlertEvaluator
-from gateway.operator.describe import Describer, QueueStatsCache
+from gateway.operator.describe import Describer
 from gateway.operator.explain import Explainer
 from gateway.operator.metrics import GatewayMetrics, Sources
 from gateway.operator.operations import QueueOperations
@@ -44,6 +44,7 @@ from gateway.operator.parking import ParkingDecisions
 from gateway.operator.removal import Begin, RemovalCounter, Removed, check_agreed
 from gateway.operator.scheduled import ScheduledMessages, stopped_notes
 from gateway.operator.settings_change import SettingsChanges
+from gateway.operator.stats import QueueStatsCache
 from gateway.operator.waiting import WaitingKeys
 from gateway.publish.clock import BelievedClock
 from gateway.publish.publisher import Publisher
@@ -60,14 +61,13 @@ from metadata.catalog import (
     Principal,
     Queue,
     QueueSettings,
-    check_name,
     dead_letter_name,
 )
 from metadata.port import Metadata
 from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
-from push.places import Partition
+from push.places import Partition, check_name
 from push.rates.shared import RatePool
 from push.receipts import Receipts
 from push.storage_port import PLAIN, Sealer, Storage

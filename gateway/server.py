@@ -14,20 +14,21 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from socket import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import uvloop
 
 from gateway.accounting.audit import BROKER
 from gateway.accounting.writer import AccountingWriter
 from gateway.admin.server import AdminSocket, token_routes
-from gateway.auth.jwt import JwtTerms, KeysError
-from gateway.auth.setup import Credentials, JwtIssuer
+from gateway.auth.auth import Authenticator
+from gateway.auth.jwt import JwksSource, JwtKeys, JwtTerms, JwtVerifier, KeysError
 from gateway.broker import Broker
 from gateway.config import Config, describe
+from gateway.counters import FunctionHitRate, HitRateSource
 from gateway.net.connections import Connections
 from gateway.net.longpoll import LongPolls
 from gateway.net.websocket import websocket_class
@@ -36,6 +37,7 @@ from gateway.rest.pages import NO_PAGES, Pages
 from gateway.session.directory import SessionServices
 from gateway.wire.protocol import Timing
 from metadata.port import Metadata
+from metadata.tokens import TokenRecord, rights_of
 from push import limits
 from push.errors import TocsinError
 from runtime import process as supervisor
@@ -267,6 +269,79 @@ def _scraped_of(config: Config, broker: Broker) -> MetricsServer | None:
     return MetricsServer(
         config.metrics_host, config.metrics_port, broker.metrics.collect, config.metrics_token
     )
+
+
+class JwtIssuer(NamedTuple):
+    """An issuer whose JWTs are good here, and the claims that they must have."""
+
+    keys: str
+    """Place at which the issuer's keys are read: a path or an https address."""
+    algorithms: tuple[str, ...]
+    refresh_s: float
+    """Seconds after which the keys at an https address are read again."""
+    terms: JwtTerms
+
+
+class Credentials:
+    """The authentication of a gateway. It is made inside the event loop before the port is opened.
+    Call `start` before a client is let in."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        *,
+        token: str | None,
+        origins: Sequence[str],
+        is_required: bool,
+        issuer: JwtIssuer | None,
+    ) -> None:
+        """Make the `Authenticator` from `token`, `origins` and `is_required`. Without an `issuer`
+        no JWT is good."""
+        self.jwts: JwtVerifier | None = None
+        self._source: JwksSource | None = None
+        if issuer is not None:
+            self._source = JwksSource(
+                issuer.keys, issuer.algorithms, self._put_keys, refresh_s=issuer.refresh_s
+            )
+            self.jwts = JwtVerifier(issuer.terms, self._source.want)
+        self.auth = Authenticator(
+            token,
+            origins,
+            is_required=is_required,
+            tokens=metadata.tokens,
+            jwts=self.jwts,
+            secret=metadata.secret("access"),
+        )
+        metadata.tokens.on_revoked(self._on_token_revoked)
+
+    def _on_token_revoked(self, record: TokenRecord) -> None:
+        self.auth.on_token_revoked(record)
+        self.auth.on_credential_ended(record.credential)
+
+    @property
+    def hit_rates(self) -> dict[str, HitRateSource]:
+        """Hit rates of JWTs and rights that are remembered, by name."""
+        of_jwts = self.jwts.hit_rates if self.jwts is not None else {}
+        return {"rights_of_tokens": FunctionHitRate(rights_of), **of_jwts}
+
+    def _put_keys(self, keys: JwtKeys) -> None:
+        if self.jwts is not None:
+            for credential in self.jwts.put_keys(keys):
+                self.auth.on_credential_ended(credential)
+
+    async def start(self) -> None:
+        """Read the issuer's keys, and keep them fresh. Without an issuer nothing happens.
+
+        Raises:
+            KeysError: the file has no key that counts, or cannot be read.
+        """
+        if self._source is not None:
+            await self._source.start()
+
+    async def stop(self) -> None:
+        """Stop reading the keys."""
+        if self._source is not None:
+            await self._source.stop()
 
 
 def credentials_of(config: Config, metadata: Metadata) -> Credentials:

@@ -3,7 +3,6 @@
 Checks of settings are here too, and which of them may change. Durations are seconds.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Literal
 
@@ -11,9 +10,7 @@ import msgspec
 
 from push import limits
 from push.errors import Refused
-from push.places import Durability
-
-NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.NAME_CHARS_MAX - 1}}}")
+from push.places import Durability, check_name
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=limits.TTL_S_MAX)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=limits.TTL_S_MAX)]
@@ -204,17 +201,6 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     begun_anew: int = 0
     """Number of times that the group's cursors were set anew, for example by a seek. Deliveries
     from before the last time are stale."""
-
-
-def check_name(name: str, what: str) -> None:
-    """Raise Refused(invalid_name) unless the name is 1 to 128 of [A-Za-z0-9._-], the first one a
-    letter or digit."""
-    if not NAME.fullmatch(name):
-        raise Refused(
-            "invalid_name",
-            f"{what}: 1 to {limits.NAME_CHARS_MAX} of A-Z a-z 0-9 . _ - and a letter or digit "
-            "first",
-        )
 
 
 def dead_letter_name(queue: Queue) -> str:

@@ -34,7 +34,6 @@ from metadata.catalog import (
     add_deleted_queue,
     check_circle,
     check_group_settings,
-    check_name,
     check_settings,
 )
 from metadata.data_keys import DataKey, DataKeys, Outdated, Still
@@ -49,6 +48,7 @@ from metadata.settings import (
 from metadata.token_store import TokenStore
 from push.errors import Refused
 from push.limits import GROUPS_PER_QUEUE_MAX, QUEUES_MAX
+from push.places import check_name
 from push.ring import HASH_KEY_BYTES
 
 

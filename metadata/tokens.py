@@ -20,10 +20,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from metadata.catalog import Principal, check_name
+from metadata.catalog import Principal
 from metadata.rights import Rights, RightsError, parse_rights
 from push import limits
 from push.errors import Refused
+from push.places import check_name
 
 MARK: Final = "tcs_"
 ID_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -25,8 +25,15 @@ the clock is compared as well: so one that was wrong already when the gateway st
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from math import ceil
 from typing import Final, NamedTuple
 
+import msgspec
+
+from push import limits
+from push.errors import Refused
+from push.message import Message
 from push.places import Partition
 from push.record import NO_DIGEST, RecordDamaged
 
@@ -125,7 +132,7 @@ class DueState:
     first_unix_ms: int | None
     """When its first message is due; None: it is empty."""
     store_unix_ms: int | None = None
-    """As in DueRead."""
+    """The time by the clock of the server that has the partition; None: it is this machine's."""
 
 
 def place_in_order(message: DueMessage) -> DuePlace:
@@ -165,6 +172,46 @@ def parse_ticket(text: str) -> tuple[str, int, int] | None:
 def sizes_of(messages: Sequence[DueMessage]) -> int:
     """Return the bytes of these messages as JSON."""
     return sum(len(message.payload) for message in messages)
+
+
+# --- Publishing ----------------------------------------------------------------------------------
+
+
+def due_unix_ms(message: Message, now_unix_ms: float) -> int:
+    """Return when a message is due, by its own words; 0: now, because it names no time, or one that
+    has passed. `now_unix_ms`: when the broker got it.
+
+    Raises:
+        Refused: invalid_message: it is due in more than SCHEDULE_S_MAX.
+    """
+    due = message.deliver_at_unix_ms
+    if due is None:
+        if not message.delay_s:
+            return 0
+        due = ceil(now_unix_ms + message.delay_s * 1000)
+    if due > ceil(now_unix_ms) + limits.SCHEDULE_S_MAX * 1000:
+        raise Refused(
+            "invalid_message",
+            f"deliver_at_unix_ms is at most {limits.SCHEDULE_S_MAX} s (400 days) ahead",
+        )
+    return due if due > now_unix_ms else 0
+
+
+def scheduled(message: Message, due: int) -> Message:
+    """Return the form of a message in which it is stored: it has the time at which it is due, and
+    no delay. `due`: as `due_unix_ms` returned it; 0 leaves the message's own time."""
+    if message.delay_s is None and not due:
+        return message
+    time = due or message.deliver_at_unix_ms
+    return msgspec.structs.replace(message, deliver_at_unix_ms=time, delay_s=None)
+
+
+def id_hash(hash_key: bytes, message_id: str | None) -> int:
+    """Return the hash by which a scheduled message is found without its key; 0: it has no id."""
+    if message_id is None:
+        return 0
+    digest = blake2b(message_id.encode(), digest_size=8, key=hash_key, person=b"id").digest()
+    return int.from_bytes(digest, "little") or 1
 
 
 # --- The clock --------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate, repeat
-from math import ceil
 from operator import contains
 from typing import Final
 
@@ -110,40 +109,6 @@ def check_message(message: Message, message_bytes_max: int) -> None:
         or message.delay_s is not None
     ):
         _check_rare(message)
-
-
-def names_time(message: Message) -> bool:
-    """Whether a message says when it is due."""
-    return message.deliver_at_unix_ms is not None or message.delay_s is not None
-
-
-def due_unix_ms(message: Message, now_unix_ms: float) -> int:
-    """Return when a message is due, by its own words; 0: now, because it names no time, or one that
-    has passed. `now_unix_ms`: when the broker got it.
-
-    Raises:
-        Refused: invalid_message: it is due in more than SCHEDULE_S_MAX.
-    """
-    due = message.deliver_at_unix_ms
-    if due is None:
-        if not message.delay_s:
-            return 0
-        due = ceil(now_unix_ms + message.delay_s * 1000)
-    if due > ceil(now_unix_ms) + limits.SCHEDULE_S_MAX * 1000:
-        raise Refused(
-            "invalid_message",
-            f"deliver_at_unix_ms is at most {limits.SCHEDULE_S_MAX} s (400 days) ahead",
-        )
-    return due if due > now_unix_ms else 0
-
-
-def scheduled(message: Message, due: int) -> Message:
-    """Return the form of a message in which it is stored: it has the time at which it is due, and
-    no delay. `due`: as `due_unix_ms` returned it; 0 leaves the message's own time."""
-    if message.delay_s is None and not due:
-        return message
-    time = due or message.deliver_at_unix_ms
-    return msgspec.structs.replace(message, deliver_at_unix_ms=time, delay_s=None)
 
 
 def encode_plain(messages: Sequence[Message], message_bytes_max: int) -> list[bytes] | None:
@@ -327,14 +292,6 @@ def id_digest(hash_key: bytes, key: str | None, name: str, *, moved: bool = Fals
         key=hash_key,
         person=b"moved" if moved else b"",
     ).digest()
-
-
-def id_hash(hash_key: bytes, message_id: str | None) -> int:
-    """Return the hash by which a scheduled message is found without its key; 0: it has no id."""
-    if message_id is None:
-        return 0
-    digest = blake2b(message_id.encode(), digest_size=8, key=hash_key, person=b"id").digest()
-    return int.from_bytes(digest, "little") or 1
 
 
 def expires_unix_ms(message: Message, queue_ttl_s: float | None, now_ms: float) -> int:

@@ -1,11 +1,13 @@
-"""Places of messages and of cursors, and keys that are parked there.
+"""Names of queues and groups, places of messages and of cursors, and keys that are parked there."""
 
-Values that the storage port and letters both name.
-"""
-
+import re
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from push import limits
+from push.errors import Refused
+
+NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.NAME_CHARS_MAX - 1}}}")
 Durability = Literal["local", "quorum", "all"]
 
 
@@ -52,3 +54,14 @@ class ParkedLine:
     """Number of counted attempts of the head."""
     nack: bytes | None = None
     """The sealed reason of the head's last nack that gave one."""
+
+
+def check_name(name: str, what: str) -> None:
+    """Raise Refused(invalid_name) unless the name is 1 to 128 of [A-Za-z0-9._-], the first one a
+    letter or digit."""
+    if not NAME.fullmatch(name):
+        raise Refused(
+            "invalid_name",
+            f"{what}: 1 to {limits.NAME_CHARS_MAX} of A-Z a-z 0-9 . _ - and a letter or digit "
+            "first",
+        )

@@ -41,6 +41,7 @@ from push.storage_port import (
     WakeUp,
     Written,
 )
+from storage.rules import due as due_rules
 from storage.rules.append import (
     Dropped,
     Effect,
@@ -56,18 +57,6 @@ from storage.rules.append import (
     open_header,
 )
 from storage.rules.cursor import GroupCursor, check_write, count_dead, start_floor
-from storage.rules.due import (
-    append_moved,
-    are_there,
-    changed,
-    check_moved,
-    check_sealable,
-    due_messages,
-    fate_of,
-    ids_of_cancelled,
-    ids_of_moved,
-    marks_bucket,
-)
 
 
 @dataclass(slots=True)
@@ -286,10 +275,10 @@ class MemoryStorage:
         self._lost_answers: list[bool] = []
         self.due = MemoryDueStore(self)
         self.publishable = True
-        self.clock: Callable[[], int] | None = None
-        """The clock of this storage, in unix milliseconds, if it has one of its own."""
         """Whether new messages are taken. False: they are answered `storage_full`, as if free space
         were below the reserve."""
+        self.clock: Callable[[], int | None] = lambda: None
+        """The clock of its own that it tells, in unix milliseconds; None: it has none."""
 
     def lose_next_answer(self, *, applied: bool) -> None:
         """Let the next append or write_cursors raise Unknown. `applied`: whether its change is made
@@ -318,10 +307,6 @@ class MemoryStorage:
         return self._incarnation
 
     # --- What the due stores need ----------------------------------------------------------------
-
-    def time_told(self) -> int | None:
-        """Return the time that a read of a due store tells."""
-        return self.clock() if self.clock is not None else None
 
     def enter(self) -> int:
         """Begin an act. Returns the wall time in unix milliseconds. Raises Refused: closed."""
@@ -458,7 +443,7 @@ class MemoryStorage:
             refuse=None if self.publishable else "storage_full",
         )
         at.remember(effect.ids, id_bucket(wall, append.dedup_window_s), wall)
-        for message in due_messages(append, header, effect.due):
+        for message in due_rules.due_messages(append, header, effect.due):
             at.keep_due(message)
         appended = effect.appended
         if appended.count:
@@ -595,7 +580,7 @@ class MemoryStorage:
         if at is None:
             raise Refused("queue_not_found", "the storage has no such partition")
         if at.log.sealed_at is None:
-            check_sealable(at.log)
+            due_rules.check_sealable(at.log)
             at.log.sealed_at = at.log.next_offset
             at.log.successors = tuple(successors)
         return at.log.sealed_at
@@ -712,24 +697,23 @@ class MemoryDueStore:
         opened, damaged = at.open_due(fitting[:count])
         rest = fitting[count:]
         next_unix_ms = rest[0].message.due_unix_ms if rest else None
-        store_unix_ms = self._storage.time_told()
-        return DueRead(tuple(opened), next_unix_ms, damaged, at.log.generation, store_unix_ms)
+        told = self._storage.clock()
+        return DueRead(tuple(opened), next_unix_ms, damaged, at.log.generation, told)
 
     async def move(self, messages: Sequence[DueMessage], append: Append) -> Appended | None:
         wall = self._storage.enter()
         header = open_header(append)
-        check_moved(messages, header)
+        due_rules.check_moved(messages, header)
         at = self._storage.find(append.partition)
         applied = self._storage.take_lost_answer()
         if applied is False:
             raise Unknown("the answer of the storage was lost")
-        if at is None:
+        waiting = {} if at is None else {number: one.message for number, one in at.due.items()}
+        if at is None or not due_rules.are_there(messages, waiting):
             return None
-        if not are_there(messages, {number: one.message for number, one in at.due.items()}):
-            return None
-        ids = ids_of_moved(messages, at.log.next_offset)
-        appended, size = append_moved(at.log, messages, header)
-        at.remember(ids, marks_bucket(wall, append.dedup_window_s), wall)
+        ids = due_rules.ids_of_moved(messages, at.log.next_offset)
+        appended, size = due_rules.append_moved(at.log, messages, header)
+        at.remember(ids, due_rules.marks_bucket(wall, append.dedup_window_s), wall)
         for message in messages:
             del at.due[message.number]
         sealed = at.sealer.seal(append.partition, append.header, append.payload, header.count)
@@ -777,7 +761,7 @@ class MemoryDueStore:
         if at is None or number not in at.due:
             return False
         waiting = at.due.pop(number)
-        at.remember(ids_of_cancelled(waiting.message), id_bucket(wall, remember_s), wall)
+        at.remember(due_rules.ids_of_cancelled(waiting.message), id_bucket(wall, remember_s), wall)
         at.log.leave_due(1, waiting.size)
         await asyncio.sleep(0)
         return True
@@ -791,16 +775,16 @@ class MemoryDueStore:
             return False
         more = len(message.payload) - before.size
         has_room = self._storage.publishable
-        at.log.check_growth(more, bytes_max, due_bytes_max, has_room=has_room)
+        due_rules.check_growth(at.log, more, bytes_max, due_bytes_max, has_room=has_room)
         at.log.resize_due(more)
-        at.keep_due(changed(before.message, message))
+        at.keep_due(due_rules.changed(before.message, message))
         self.notice(message.partition)
         await asyncio.sleep(0)
         return True
 
     async def fate(self, partition: Partition, number: int) -> Stored | NotStored | None:
         wall, at, mark = self._storage.enter(), self._enter(partition), fate_mark(number)
-        return fate_of(at.find_ids(wall, [mark]).get(mark)) if at is not None else None
+        return due_rules.fate_of(at.find_ids(wall, [mark]).get(mark)) if at is not None else None
 
     async def known(self, partition: Partition, digest: bytes) -> Outcome | None:
         wall, at = self._storage.enter(), self._enter(partition)
@@ -812,5 +796,5 @@ class MemoryDueStore:
     async def states(self, queue_id: str) -> list[DueState]:
         self._storage.enter()
         queue = self._storage.queues.get(queue_id, [])
-        told = self._storage.time_told()
-        return [at.log.due_state(at.first_due(), told) for at in queue]
+        told = self._storage.clock()
+        return [due_rules.due_state(at.log, at.first_due(), told) for at in queue]

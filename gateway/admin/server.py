@@ -34,8 +34,8 @@ from gateway.encryption.keyring import Keyring
 from gateway.encryption.master_key import parse_new_key
 from gateway.limits.spec import limits_of
 from gateway.rest.accounting import key_fields
-from gateway.rest.routes.keys import KEYS_DEFAULT, DecisionRequest
-from metadata.catalog import NAME, Principal
+from gateway.rest.routes.backlog import KEYS_DEFAULT, DecisionRequest
+from metadata.catalog import Principal
 from metadata.port import Tokens
 from metadata.tokens import (
     ID_ALPHABET,
@@ -48,6 +48,7 @@ from metadata.tokens import (
 )
 from push import limits
 from push.errors import Refused, TocsinError
+from push.places import NAME
 from runtime.listener import Listener
 from runtime.operation import decode, read_body, reply
 from runtime.problems import Problems, document

@@ -1,4 +1,4 @@
-"""Authentication: decide who a client is, and whether a request from its page may be served. Pure.
+"""Authentication: decide who a client is, and whether a request from its page may be served.
 
 Credentials are required if the broker has a token of its own (`TOCSIN_TOKEN`), trusts an issuer's
 JWTs, or is configured to require them (`TOCSIN_AUTH=required`). They are

@@ -45,10 +45,11 @@ import msgspec
 
 from gateway.counters import FunctionHitRate, HitRate, HitRateSource
 from gateway.models import Admission
-from metadata.catalog import NAME, Principal
+from metadata.catalog import Principal
 from metadata.rights import Rights, RightsError, fill_in, parse_rights
 from metadata.tokens import RESERVED
 from push import limits
+from push.places import NAME
 
 ALGORITHMS: Final = ("EdDSA", "ES256", "RS256", "HS256")
 KEYS_MAX: Final = 100

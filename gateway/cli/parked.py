@@ -15,7 +15,7 @@ from gateway.cli.options import (
     tenant_option,
     to_json,
 )
-from gateway.rest.routes.keys import KEYS_DEFAULT
+from gateway.rest.routes.backlog import KEYS_DEFAULT
 from push import limits
 
 

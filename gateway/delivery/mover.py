@@ -26,6 +26,7 @@ that the two are compared before anything is moved.
 import asyncio
 import logging
 import os
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -35,7 +36,14 @@ from typing import Final
 import msgspec
 
 from gateway.delivery.presence import Presence
-from gateway.deliverylog.log import OFF, CommitTimes, DeliveryLog, moved_origins
+from gateway.deliverylog.log import (
+    OFF,
+    CommittedOrigins,
+    CommitTimes,
+    DeliveryLog,
+    PublishOrigin,
+    extend_runs,
+)
 from gateway.publish.batch import RECORD_ID_BYTES
 from gateway.publish.clock import BelievedClock
 from metadata.catalog import Queue
@@ -63,6 +71,8 @@ catalog does not have yet."""
 NOT_OURS_S: Final = 3.0
 HEAP_SPARE: Final = 1000
 """Number of entries in the heap that may be out of date, beside as many as there are others."""
+DUE_NEAR_MS: Final = 10
+"""Milliseconds by which the due times of messages may differ that share a line, at least."""
 _DECODER: Final = msgspec.json.Decoder(Message)
 
 
@@ -215,7 +225,7 @@ class Mover:
         self._has_changed.set()
 
     def _put_off(self, partition: Partition, seconds: float) -> None:
-        """Look at a partition again in so many seconds."""
+        """Look at a partition again after this time."""
         self._next[partition] = int((self.clock.wall() + seconds) * 1000)
         if partition not in self._moving:
             self._push(partition)
@@ -358,3 +368,31 @@ def moved_record(
         durability=settings.durability,
         dedup_window_s=settings.dedup_window_s,
     )
+
+
+def moved_origins(
+    log: DeliveryLog,
+    queue: Queue,
+    messages: Sequence[DueMessage],
+    first: int,
+    stages: CommitTimes,
+) -> CommittedOrigins:
+    """Return the origins of scheduled messages that moved into the log, at the offsets from `first`
+    on. Those share an origin whose due times differ by no more than DUE_NEAR_MS, or a hundredth of
+    the time by which they came late."""
+    moved = CommittedOrigins(stages, is_late=False)
+    certified_unix_ms = log.clock.unix_us(stages.certified_us) // 1000
+    origin, until_unix_ms = None, 0
+    for offset, one in enumerate(messages, first):
+        due = one.due_unix_ms
+        if origin is None or due > until_unix_ms:
+            near_ms = max(DUE_NEAR_MS, (certified_unix_ms - due) // 100)
+            until_unix_ms = due + near_ms
+            origin = PublishOrigin(log, queue, stages.asked_us, 0, "internal", due_unix_ms=due)
+            origin.stages = stages
+            moved.origins.append(origin)
+        extend_runs(origin.runs, one.partition.number, offset, 1)
+        origin.messages += 1
+        origin.keys.append(array("Q", [one.key_hash]))
+        origin.bytes += len(one.payload)
+    return moved

@@ -9,8 +9,7 @@ lines are dropped and counted. Events are counted when they happen, in counts th
 their commit has ended, it holds their places, in runs, and the log writes one line for it. A
 publish of a hundred messages is one line, and so are a hundred publishes of one message that came
 within RUN_US. `CommitTimes` stay with the record while it is in memory, because a time that was not
-taken cannot be found out later. `OriginTracker` makes the origins of a session with its clock, and
-`origin_of_request` those of a request.
+taken cannot be found out later. `OriginTracker` makes the origins of a session with its clock.
 
 **Dispatched and settled.** `gateway.deliverylog.deliveries` begins spans of these kinds, and they
 are held here until they are over. A dispatched span is over when its socket, poll or pull has taken
@@ -49,11 +48,10 @@ from gateway.models import Transport
 from gateway.wire import frames
 from metadata.catalog import Principal, Queue
 from push import limits
-from push.due import DueMessage
 from push.message import Message
 from push.record import Header
 from push.storage_port import Appended, Scheduled, Stored
-from runtime.trace_context import PARENT, Trace, trace_from
+from runtime.trace_context import PARENT, trace_from
 
 HAND_OVER_S: Final = 0.05
 CHUNK_BYTES_MAX: Final = 256 * 1024
@@ -64,8 +62,6 @@ STOP_S: Final = 5.0
 """Seconds within which `stop` has the remaining lines written."""
 RUN_US: Final = 100
 """Microseconds within which publishes of a session may share a time, and a line."""
-DUE_NEAR_MS: Final = 10
-"""Milliseconds by which the due times of messages may differ that share a line, at least."""
 LINE_MESSAGES_MAX: Final = 2000
 """Largest number of messages of a session's publishes that share an origin, and with it a time of
 acceptance and a line. Later messages have another origin."""
@@ -335,9 +331,9 @@ class CommittedOrigins:
                         origin.scheduled += 1
                         origin.scheduled_bytes += header.sizes[at]
                 elif outcome.duplicate:
-                    _extend(origin.duplicates, number, outcome.offset, 1)
+                    extend_runs(origin.duplicates, number, outcome.offset, 1)
                 else:
-                    _extend(origin.runs, number, outcome.offset, 1)
+                    extend_runs(origin.runs, number, outcome.offset, 1)
                     origin.messages += 1
                     origin.keys.append(header.key_hashes[at : at + 1])
                     origin.bytes += header.sizes[at]
@@ -346,34 +342,6 @@ class CommittedOrigins:
     def _begin(self, origin: PublishOrigin) -> None:
         origin.stages = self.stages
         self.origins.append(origin)
-
-
-def moved_origins(
-    log: "DeliveryLog",
-    queue: Queue,
-    messages: Sequence[DueMessage],
-    first: int,
-    stages: CommitTimes,
-) -> CommittedOrigins:
-    """Return the origins of scheduled messages that moved into the log, at the offsets from `first`
-    on. Those share an origin whose due times differ by no more than DUE_NEAR_MS, or a hundredth of
-    the time by which they came late."""
-    moved = CommittedOrigins(stages, is_late=False)
-    certified_unix_ms = log.clock.unix_us(stages.certified_us) // 1000
-    origin, until_unix_ms = None, 0
-    for offset, one in enumerate(messages, first):
-        due = one.due_unix_ms
-        if origin is None or due > until_unix_ms:
-            near_ms = max(DUE_NEAR_MS, (certified_unix_ms - due) // 100)
-            until_unix_ms = due + near_ms
-            origin = PublishOrigin(log, queue, stages.asked_us, 0, "internal", due_unix_ms=due)
-            origin.stages = stages
-            moved.origins.append(origin)
-        _extend(origin.runs, one.partition.number, offset, 1)
-        origin.messages += 1
-        origin.keys.append(array("Q", [one.key_hash]))
-        origin.bytes += len(one.payload)
-    return moved
 
 
 class _EndOfRecord:
@@ -385,7 +353,7 @@ class _EndOfRecord:
 _END: Final[Owned] = (_EndOfRecord(), (), 0)
 
 
-def _extend(runs: list[Run], number: int, first: int, count: int) -> None:
+def extend_runs(runs: list[Run], number: int, first: int, count: int) -> None:
     """Add a run, or lengthen the last one."""
     if runs:
         last, begin, length = runs[-1]
@@ -413,7 +381,8 @@ class OriginTracker:
         """Return the origin of this publish. It is that of the previous publish, if both came
         within RUN_US and nothing else distinguishes them."""
         now_us, first, origin = log.now_ns() // 1000, frame.messages[0], self._origin
-        count, trace = len(frame.messages), _trace(first) if first.headers is not None else None
+        count = len(frame.messages)
+        trace = trace_id_of(first) if first.headers is not None else None
         produced_us, offset_us = frame.produced_unix_us, None
         if frame.clock_offset_us is not None:
             self._offset_us = frame.clock_offset_us
@@ -442,31 +411,8 @@ class OriginTracker:
         return self._origin
 
 
-def origin_of_request(
-    log: "DeliveryLog",
-    queue: Queue,
-    producer: str,
-    messages: Sequence[Message],
-    trace: Trace | None,
-) -> PublishOrigin | None:
-    """Return the origin of the messages that one request with this trace publishes. None: the log
-    is off."""
-    if not log.is_on:
-        return None
-    first = messages[0]
-    return PublishOrigin(
-        log,
-        queue,
-        log.now_ns() // 1000,
-        len(messages),
-        transport="http",
-        producer=producer,
-        produced_us=first.sent_unix_ms * 1000 if first.sent_unix_ms is not None else None,
-        trace=trace.trace_id if trace is not None else _trace(first),
-    )
-
-
-def _trace(first: Message) -> str | None:
+def trace_id_of(first: Message) -> str | None:
+    """Return the trace id in a message's own headers; None: it has none."""
     parent = first.headers.get(PARENT) if first.headers is not None else None
     trace = trace_from(parent) if parent is not None else None
     return trace.trace_id if trace is not None else None
@@ -545,7 +491,7 @@ class DeliveryLog:
         for origin in placed.origins:
             self.counts[CERTIFIED] += origin.messages
             if origin.scheduled:
-                self._write_origin(origin, placed, origin.scheduled, is_scheduled=True)
+                self._write_origin(origin, placed, origin.scheduled, origin.scheduled_bytes)
             if origin.runs or origin.duplicates:
                 self._write_origin(origin, placed, origin.messages)
             origin.clear()
@@ -562,13 +508,9 @@ class DeliveryLog:
             self._write_origin(origin, None, count)
 
     def _write_origin(
-        self,
-        origin: PublishOrigin,
-        placed: CommittedOrigins | None,
-        messages: int,
-        *,
-        is_scheduled: bool = False,
+        self, origin: PublishOrigin, placed: CommittedOrigins | None, messages: int, later: int = 0
     ) -> None:
+        """`later`: the bytes of the messages, if they were scheduled; 0: they were not."""
         self.prepare()
         queue, base_us, offset_us = origin.queue, self.clock.base_us, origin.clock_offset_us
         produced_us = origin.produced_us
@@ -599,8 +541,8 @@ class DeliveryLog:
         line.level = queue.settings.durability
         line.asked_unix_us = base_us + placed.stages.asked_us
         line.certified_unix_us = base_us + placed.stages.certified_us
-        if is_scheduled:
-            line.outcome, line.messages, line.bytes = "scheduled", messages, origin.scheduled_bytes
+        if later:
+            line.outcome, line.messages, line.bytes = "scheduled", messages, later
             self.put(encode(line), CERTIFIED, 0)
             return
         line.runs, line.bytes = origin.runs, origin.bytes

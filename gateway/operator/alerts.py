@@ -21,7 +21,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.delivery.presence import Presence
-from gateway.operator.describe import QueueStatsCache, age_s
+from gateway.operator.stats import QueueStatsCache, age_s
 from gateway.publish.batch import (
     PendingPublish,
 )

@@ -27,7 +27,7 @@ from gateway.delivery.readers import Readers
 from gateway.deliverylog.log import DeliveryLog
 from gateway.limits.limiter import Limiter
 from gateway.operator.alerts import AlertEvaluator
-from gateway.operator.describe import GroupStats, QueueStats, QueueStatsCache, age_s
+from gateway.operator.stats import GroupStats, QueueStats, QueueStatsCache, age_s
 from gateway.publish.publisher import Publisher
 from metadata.catalog import Group, Principal, Queue, dead_letter_name
 from metadata.port import Metadata

@@ -19,16 +19,22 @@ from gateway.publish.clock import BelievedClock
 from metadata.catalog import Queue
 from metadata.rights import KeyScope
 from push import limits
-from push.due import DueMessage, DuePlace, DueRead, parse_ticket, ticket_text
+from push.due import (
+    DueMessage,
+    DuePlace,
+    DueRead,
+    due_unix_ms,
+    id_hash,
+    parse_ticket,
+    scheduled,
+    ticket_text,
+)
 from push.errors import Refused
 from push.message import (
     Message,
     check_message,
-    due_unix_ms,
     encode_message,
     id_digest,
-    id_hash,
-    scheduled,
 )
 from push.places import Partition
 from push.ring import Ring, key_hash
@@ -79,8 +85,8 @@ class Believed(msgspec.Struct, frozen=True, kw_only=True):
     jump_s: float
     """The last jump of the clock, in seconds; negative if it was set back, 0 if there was none."""
     is_apart: bool
-    """Whether that was a jump between this clock and that of the store: it is so many seconds
-    further ahead of it than before."""
+    """Whether that was a jump between this clock and that of the store, which it is further ahead
+    of since then."""
     moving: bool
     """Whether this gateway moves scheduled messages now."""
 

@@ -25,19 +25,15 @@ from metadata.catalog import Queue
 from metadata.rights import ALL_KEYS, KeyScope, not_allowed
 from push import limits
 from push.commit_sharing import commit_weight
-from push.due import DueTicket, ticket_text
+from push.due import DueTicket, due_unix_ms, id_hash, scheduled, ticket_text
 from push.errors import Refused, TocsinError, Unknown
 from push.message import (
     Message,
     check_message,
-    due_unix_ms,
     encode_message,
     encode_plain,
     expires_unix_ms,
     id_digest,
-    id_hash,
-    names_time,
-    scheduled,
 )
 from push.places import Partition
 from push.producer_order import SendingOrder
@@ -494,12 +490,16 @@ class _Cut:
                 if encoded is not None:
                     text = encoded[index]
                 else:
+                    form = message
                     if not publish.is_checked:
                         check_message(publish.messages[index], settings.message_bytes_max)
-                        if publish.letters is None and names_time(message):
+                        has_time = message.deliver_at_unix_ms is not None
+                        has_time = has_time or message.delay_s is not None
+                        if has_time and publish.letters is None:
                             self._clock.check()
                             due = due_unix_ms(message, now_ms)
-                    text = encode_message(scheduled(message, due))
+                            form = scheduled(message, due)
+                    text = encode_message(form)
                 number, hashed = self._place(index, message.key, name)
             except TocsinError as error:
                 self._refuse(index, message.key, error)
@@ -636,7 +636,7 @@ class OpenRecord:
             tenant=0,
         )
         is_bounded = settings.overflow == "reject"
-        due_messages_max, due_bytes_max = settings.due_bounds
+        due_bounds = settings.due_bounds if header.deliver_at_unix_ms else (0, 0)
         append = Append(
             self.partition,
             encoded,
@@ -647,8 +647,8 @@ class OpenRecord:
             messages_max=settings.messages_max if is_bounded else 0,
             bytes_max=settings.bytes_max if is_bounded else 0,
             message_bytes_max=settings.bytes_max,
-            due_messages_max=due_messages_max,
-            due_bytes_max=due_bytes_max,
+            due_messages_max=due_bounds[0],
+            due_bytes_max=due_bounds[1],
         )
         return append, header
 

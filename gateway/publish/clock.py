@@ -49,7 +49,7 @@ class BelievedClock:
 
     def agrees_with(self, server: int, server_unix_ms: int | None, asked_unix_s: float) -> bool:
         """Compare the clock with a storage server's. `server`: its number, `server_unix_ms`: the
-        time that it has told (None: it has no clock of its own), `asked_unix_s`: the wall time
+        time by it (None: it has no clock of its own), `asked_unix_s`: the wall time
         when it was asked. Returns whether the wall clock is believed now."""
         if not self.is_believed() or self._guard is None:
             return False

@@ -37,15 +37,15 @@ from gateway.rest.operation import (
 )
 from gateway.rest.routes import (
     access,
+    backlog,
     groups,
-    keys,
     messages,
     pull,
     queues,
     sessions,
     status,
 )
-from metadata.catalog import NAME, check_name
+from push.places import NAME, check_name
 from runtime.addresses import client_address, name_of
 from runtime.loop.fairness import IncompleteBytesBudget
 from runtime.operation import INCOMING
@@ -57,7 +57,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *messages.OPERATIONS,
     *groups.OPERATIONS,
     *pull.OPERATIONS,
-    *keys.OPERATIONS,
+    *backlog.OPERATIONS,
     *sessions.OPERATIONS,
     *access.OPERATIONS,
     *status.OPERATIONS,

@@ -23,10 +23,11 @@ from gateway.auth.auth import Authenticator
 from gateway.broker import Broker
 from gateway.limits.limiter import Allowance
 from gateway.models import Admission, NotLetIn, whole_number
-from metadata.catalog import Principal, Queue, check_name
+from metadata.catalog import Principal, Queue
 from metadata.rights import VERBS, Rights, Verb
 from push import limits
 from push.errors import Refused
+from push.places import check_name
 from runtime.operation import JSON, json_text, receive_body
 
 Need = Literal[

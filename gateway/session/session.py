@@ -34,9 +34,10 @@ from gateway.wire import frames
 from gateway.wire.coalesce import CoalescedPublish, Input, coalesce
 from gateway.wire.frames import Close, receipt_fields
 from gateway.wire.protocol import Refusal, SendPing, SessionProtocol, State
-from metadata.catalog import Principal, Queue, check_name
+from metadata.catalog import Principal, Queue
 from metadata.rights import KeyScope
 from push.errors import Refused, TocsinError
+from push.places import check_name
 
 logger = logging.getLogger("tocsin.session")
 

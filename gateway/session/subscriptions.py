@@ -18,10 +18,11 @@ from gateway.session.credential import SessionCredential
 from gateway.wire import frames
 from gateway.wire.coalesce import Input
 from gateway.wire.frames import check_deliveries
-from metadata.catalog import Group, GroupSettings, Queue, check_name
+from metadata.catalog import Group, GroupSettings, Queue
 from metadata.rights import Rights
 from push import limits
 from push.errors import Refused, Unknown
+from push.places import check_name
 from push.subscription import restarts_timeout
 
 logger = logging.getLogger("tocsin.session")

@@ -23,7 +23,7 @@ from operator import lt
 from typing import Final
 
 from push import limits
-from push.due import CANCELLED, TICKET, DueState, fate_mark
+from push.due import CANCELLED, TICKET, fate_mark
 from push.errors import Refused
 from push.places import Partition
 from push.producer_order import SendingOrder
@@ -269,25 +269,6 @@ class PartitionLog:
         total.bytes += size
         total.due_messages += count
         total.due_bytes += size
-
-    def due_state(self, first_unix_ms: int | None, store_unix_ms: int | None = None) -> DueState:
-        """Return the due store's state for inspection, which has these two."""
-        partition, count, size = self.partition, self.due_messages, self.due_bytes
-        return DueState(partition, count, size, self.due_next, first_unix_ms, store_unix_ms)
-
-    def check_growth(
-        self, more: int, bytes_max: int, due_bytes_max: int, *, has_room: bool
-    ) -> None:
-        """Check that a message of the due store may grow by `more` bytes, if that is more than 0.
-        Raises Refused: storage_full, queue_full, schedule_full."""
-        if more <= 0:
-            return
-        if not has_room:
-            raise Refused("storage_full", "the storage is at its reserve: it may not grow")
-        if 0 < due_bytes_max < self.total.due_bytes + more:
-            raise Refused("schedule_full", "what is scheduled has no room for a larger message")
-        if 0 < bytes_max < self.total.bytes + more:
-            raise Refused("queue_full", "the queue has no room for a larger message")
 
     def resize_due(self, more: int) -> None:
         """Let the due store's messages have `more` bytes, because one was exchanged."""

@@ -9,13 +9,36 @@ from dataclasses import replace
 from typing import Final
 
 from push import limits
-from push.due import CANCELLED, TICKET, DueMessage, fate_mark, has_id, sizes_of
+from push.due import CANCELLED, TICKET, DueMessage, DueState, fate_mark, has_id, sizes_of
 from push.errors import Refused
 from push.record import NO_DIGEST, Header
 from push.storage_port import Append, Appended, NotStored, Stored
 from storage.rules.append import CANCELLED_BEFORE, PartitionLog, id_bucket
 
 FATES_S_MIN: Final = 300.0
+
+
+def due_state(
+    log: PartitionLog, first_unix_ms: int | None, store_unix_ms: int | None = None
+) -> DueState:
+    """Return the state of a log's due store for inspection, which has these two."""
+    count, size = log.due_messages, log.due_bytes
+    return DueState(log.partition, count, size, log.due_next, first_unix_ms, store_unix_ms)
+
+
+def check_growth(
+    log: PartitionLog, more: int, bytes_max: int, due_bytes_max: int, *, has_room: bool
+) -> None:
+    """Check that a message of the due store may grow by `more` bytes, if that is more than 0.
+    Raises Refused: storage_full, queue_full, schedule_full."""
+    if more <= 0:
+        return
+    if not has_room:
+        raise Refused("storage_full", "the storage is at its reserve: it may not grow")
+    if 0 < due_bytes_max < log.total.due_bytes + more:
+        raise Refused("schedule_full", "what is scheduled has no room for a larger message")
+    if 0 < bytes_max < log.total.bytes + more:
+        raise Refused("queue_full", "the queue has no room for a larger message")
 
 
 def due_messages(

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from push.due import DueMessage, has_id
 from push.places import Partition
 from push.ranges import RangeSet
 from push.record import Record, RecordDamaged
@@ -183,11 +182,6 @@ def record_checksum(row_id: int, fields: tuple[int | bytes | None, ...], *blobs:
 # --- Scheduled message -------------------------------------------------------------------------
 
 
-DUE_COLUMNS: Final = (
-    "id, store, due_unix_ms, version, bytes, key_hash, id_hash, digest, checksum, header, payload"
-)
-
-
 def due_row_id(partition_row: int, number: int) -> int:
     """Return the row id of the scheduled message of this number, whether it exists or not."""
     return partition_row << OFFSET_BITS | number
@@ -196,45 +190,6 @@ def due_row_id(partition_row: int, number: int) -> int:
 def number_of(row_id: int) -> int:
     """Return the number of the scheduled message in this row."""
     return row_id & ((1 << OFFSET_BITS) - 1)
-
-
-def pack_due(log: "StoredLog", message: DueMessage, sealed: bytes) -> Row:
-    """Return the row of DUE_COLUMNS. `sealed`: the stored form of the message's payload."""
-    row_id, header = due_row_id(log.row_id, message.number), message.header()
-    fields = (
-        log.due_store,
-        message.due_unix_ms,
-        message.version,
-        len(message.payload),
-        signed(message.key_hash),
-        signed(message.id_hash),
-        message.digest if has_id(message.digest) else None,
-    )
-    return (row_id, *fields, record_checksum(row_id, fields, header, sealed), header, sealed)
-
-
-# enforces: P13, R30
-def unpack_due(row: Found, partition: Partition, sealer: Sealer) -> DueMessage:
-    """Return the opened message of a row of DUE_COLUMNS. With the sealer PLAIN its payload has the
-    stored form.
-
-    Raises:
-        RecordDamaged: with the reason (R30).
-        Refused: storage_unavailable: its key cannot be had at the moment.
-    """
-    if not is_due_sound(row):
-        raise RecordDamaged(CHECKSUM_REASON)
-    row_id, _, _, version, *_, header, sealed = row
-    payload = sealer.unseal(partition, header, sealed)
-    return DueMessage.load(partition, number_of(row_id), version, header, payload)
-
-
-def is_due_sound(row: Found) -> bool:
-    """Whether a row of DUE_COLUMNS is as it was written."""
-    row_id, *fields, checksum, header, payload = row
-    if not (isinstance(header, bytes) and isinstance(payload, bytes)):
-        return False  # a page of another table is in its place
-    return bool(record_checksum(row_id, tuple(fields), header, payload) == checksum)
 
 
 # --- Retry ------------------------------------------------------------------------------------

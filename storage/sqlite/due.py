@@ -22,13 +22,15 @@ from storage.rules.due import (
     append_moved,
     are_there,
     changed,
+    check_growth,
     check_moved,
+    due_state,
     fate_of,
     ids_of_cancelled,
     ids_of_moved,
     marks_bucket,
 )
-from storage.sqlite import codec
+from storage.sqlite import codec, due_rows
 from storage.sqlite.codec import ROWS_MAX, StoredLog
 from storage.sqlite.due_rows import find_waiting, row_ids_of
 from storage.sqlite.reader import StoreReader, log_of, unpack_log
@@ -89,7 +91,7 @@ def change(state: WriteState, message: DueMessage, bytes_max: int, due_bytes_max
         return False
     after = changed(before, message)
     more = len(after.payload) - size
-    log.check_growth(more, bytes_max, due_bytes_max, has_room=state.has_space())
+    check_growth(log, more, bytes_max, due_bytes_max, has_room=state.has_space())
     sealed = state.sealer.seal(after.partition, after.header(), after.payload, 1)
     log.resize_due(more)
     state.put_due(log, after, sealed)
@@ -107,7 +109,7 @@ def _waiting(
         return None
     _, _, _, _, size, *_ = row
     try:
-        return log, codec.unpack_due(row, partition, PLAIN), size
+        return log, due_rows.unpack_due(row, partition, PLAIN), size
     except RecordDamaged as damage:
         _put_aside(state, log, row, str(damage))
         return None
@@ -125,7 +127,7 @@ def quarantine_due(state: WriteState, partition: Partition, row_ids: Sequence[in
         if log is None or row is None or not _is_of(row, log):
             continue
         try:
-            codec.unpack_due(row, partition, state.sealer)
+            due_rows.unpack_due(row, partition, state.sealer)
         except RecordDamaged as damage:
             _put_aside(state, log, row, str(damage))
             gone.append(codec.number_of(row_id))
@@ -146,8 +148,8 @@ def _put_aside(state: WriteState, log: StoredLog, row: codec.Found, reason: str)
     """Move a damaged row, which is in the file, to the quarantine."""
     row_id, _, _, _, size, *_ = row
     state.transaction.begin().execute(
-        f"INSERT OR REPLACE INTO due_quarantine ({codec.DUE_COLUMNS}, found_unix_ms, reason) "
-        f"SELECT {codec.DUE_COLUMNS}, ?, ? FROM due WHERE id = ?",
+        f"INSERT OR REPLACE INTO due_quarantine ({due_rows.DUE_COLUMNS}, found_unix_ms, reason) "
+        f"SELECT {due_rows.DUE_COLUMNS}, ?, ? FROM due WHERE id = ?",
         (state.wall_unix_ms(), reason, row_id),
     )
     state.due.delete([row_id])
@@ -275,11 +277,12 @@ def _open(
     for low in range(0, len(row_ids), ROWS_MAX):
         some = row_ids[low : low + ROWS_MAX]
         for row in connection.execute(
-            f"SELECT {codec.DUE_COLUMNS} FROM due WHERE id IN ({','.join('?' * len(some))})", some
+            f"SELECT {due_rows.DUE_COLUMNS} FROM due WHERE id IN ({','.join('?' * len(some))})",
+            some,
         ):
             row_id = row[0]
             try:
-                opened[row_id] = codec.unpack_due(row, partition, sealer)
+                opened[row_id] = due_rows.unpack_due(row, partition, sealer)
             except RecordDamaged:
                 bad.append(row_id)
     return tuple(opened[row_id] for row_id in row_ids if row_id in opened), bad
@@ -299,7 +302,7 @@ def read_states(connection: sqlite3.Connection, queue_id: str) -> list[DueState]
         ).fetchone()
         if first_unix_ms is not None:
             first_unix_ms = codec.number_in(first_unix_ms)
-        states.append(log.due_state(first_unix_ms))
+        states.append(due_state(log, first_unix_ms))
     return states
 
 

@@ -10,10 +10,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from push.due import TICKET, DueMessage, has_id
+from push.places import Partition
+from push.record import RecordDamaged
+from push.storage_port import Sealer
 from storage.sqlite import codec
 from storage.sqlite.codec import ROWS_MAX, StoredLog, Transaction, insert
 
-_INSERT: Final = insert("due", codec.DUE_COLUMNS)
+DUE_COLUMNS: Final = (
+    "id, store, due_unix_ms, version, bytes, key_hash, id_hash, digest, checksum, header, payload"
+)
+_INSERT: Final = insert("due", DUE_COLUMNS)
 
 
 def find_waiting(
@@ -25,12 +31,12 @@ def find_waiting(
     for low in range(0, len(digests), ROWS_MAX):
         some = digests[low : low + ROWS_MAX]
         for row in connection.execute(
-            f"SELECT {codec.DUE_COLUMNS} FROM due INDEXED BY due_by_digest "
+            f"SELECT {DUE_COLUMNS} FROM due INDEXED BY due_by_digest "
             f"WHERE store = ? AND digest IN ({','.join('?' * len(some))})",
             (log.due_store, *some),
         ):
             row_id, _, _, _, _, _, _, digest, *_ = row
-            if codec.is_due_sound(row):
+            if is_due_sound(row):
                 found[digest] = TICKET + codec.number_of(row_id)
     return found
 
@@ -40,8 +46,8 @@ class DueRows:
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
-        self._unwritten: dict[int, codec.Row] = {}
-        """Row id -> row of codec.DUE_COLUMNS."""
+        self.unwritten: dict[int, codec.Row] = {}
+        """Row id -> row of DUE_COLUMNS; empty: there is nothing to flush."""
         self._unwritten_ids: dict[tuple[int, bytes], int] = {}
         """(store, digest) -> number."""
 
@@ -49,7 +55,7 @@ class DueRows:
         """Keep a message, or exchange the one of its number. `sealed`: the stored form of its
         payload."""
         row_id = codec.due_row_id(log.row_id, message.number)
-        self._unwritten[row_id] = codec.pack_due(log, message, sealed)
+        self.unwritten[row_id] = pack_due(log, message, sealed)
         if has_id(message.digest):
             self._unwritten_ids[(log.due_store, message.digest)] = message.number
 
@@ -86,7 +92,7 @@ class DueRows:
     def row_at(self, row_id: int) -> codec.Found | None:
         """Return the row of DUE_COLUMNS with this row id; None: there is none in the file."""
         row: codec.Found | None = self._transaction.connection.execute(
-            f"SELECT {codec.DUE_COLUMNS} FROM due WHERE id = ?", (row_id,)
+            f"SELECT {DUE_COLUMNS} FROM due WHERE id = ?", (row_id,)
         ).fetchone()
         return row
 
@@ -94,7 +100,7 @@ class DueRows:
         """Return the row ids of those of these numbers that messages may have which wait. What is
         not written of them is written now."""
         row_ids = row_ids_of(log, numbers)
-        if not self._unwritten.keys().isdisjoint(row_ids):
+        if not self.unwritten.keys().isdisjoint(row_ids):
             self.flush()
         return row_ids
 
@@ -107,9 +113,9 @@ class DueRows:
 
     def flush(self) -> None:
         """Write what is not written, inside the batch's transaction."""
-        if self._unwritten:
-            _INSERT.execute(self._transaction.begin(), list(self._unwritten.values()))
-            self._unwritten.clear()
+        if self.unwritten:
+            _INSERT.execute(self._transaction.begin(), list(self.unwritten.values()))
+            self.unwritten.clear()
             self._unwritten_ids.clear()
 
 
@@ -121,3 +127,45 @@ def row_ids_of(log: StoredLog, numbers: Sequence[int]) -> list[int]:
         for number in numbers
         if log.due_start <= number < log.due_next
     ]
+
+
+# --- A row ---------------------------------------------------------------------------------------
+
+
+def pack_due(log: StoredLog, message: DueMessage, sealed: bytes) -> codec.Row:
+    """Return the row of DUE_COLUMNS. `sealed`: the stored form of the message's payload."""
+    row_id, header = codec.due_row_id(log.row_id, message.number), message.header()
+    fields = (
+        log.due_store,
+        message.due_unix_ms,
+        message.version,
+        len(message.payload),
+        codec.signed(message.key_hash),
+        codec.signed(message.id_hash),
+        message.digest if has_id(message.digest) else None,
+    )
+    return (row_id, *fields, codec.record_checksum(row_id, fields, header, sealed), header, sealed)
+
+
+# enforces: P13, R30
+def unpack_due(row: codec.Found, partition: Partition, sealer: Sealer) -> DueMessage:
+    """Return the opened message of a row of DUE_COLUMNS. With the sealer PLAIN its payload has the
+    stored form.
+
+    Raises:
+        RecordDamaged: with the reason (R30).
+        Refused: storage_unavailable: its key cannot be had at the moment.
+    """
+    if not is_due_sound(row):
+        raise RecordDamaged(codec.CHECKSUM_REASON)
+    row_id, _, _, version, *_, header, sealed = row
+    payload = sealer.unseal(partition, header, sealed)
+    return DueMessage.load(partition, codec.number_of(row_id), version, header, payload)
+
+
+def is_due_sound(row: codec.Found) -> bool:
+    """Whether a row of DUE_COLUMNS is as it was written."""
+    row_id, *fields, checksum, header, payload = row
+    if not (isinstance(header, bytes) and isinstance(payload, bytes)):
+        return False  # a page of another table is in its place
+    return bool(codec.record_checksum(row_id, tuple(fields), header, payload) == checksum)

@@ -547,7 +547,8 @@ class WriteState:
                 self._flush_lines(connection)
             if self.ids.unwritten:
                 self.ids.flush()
-            self.due.flush()
+            if self.due.unwritten:
+                self.due.flush()
         self.cursors.flush()
 
     def _flush_lines(self, connection: sqlite3.Connection) -> None:

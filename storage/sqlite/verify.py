@@ -14,7 +14,7 @@ from typing import Final
 from push.places import Partition
 from push.record import RecordDamaged
 from push.storage_port import Sealer, is_sealed
-from storage.sqlite import codec
+from storage.sqlite import codec, due_rows
 from storage.sqlite.open import APPLICATION_ID, STEPS
 
 FINDINGS_MAX: Final = 20
@@ -63,7 +63,7 @@ CURSOR_COLUMNS: Final = "group_id, partition, id, epoch, token, assignment, floo
 _TABLES: Final[dict[str, tuple[str, Callable[[codec.Found], bool]]]] = {
     "partition": (codec.PARTITION_COLUMNS, _partition_is_sound),
     "record": (codec.RECORD_COLUMNS, codec.is_record_sound),
-    "due": (codec.DUE_COLUMNS, codec.is_due_sound),
+    "due": (due_rows.DUE_COLUMNS, due_rows.is_due_sound),
     "producer": (
         "partition, producer, id, bucket, resolved, top, sequences, checksum",
         _line_is_sound,
@@ -182,7 +182,7 @@ def _look_at_structure(connection: sqlite3.Connection, report: StoreReport) -> N
 
 _UNPACK: Final[dict[str, Callable[[codec.Found, Partition, Sealer], object]]] = {
     "record": codec.unpack_record,
-    "due": codec.unpack_due,
+    "due": due_rows.unpack_due,
 }
 """Tables with payloads, each with the function that opens one of its rows."""
 

@@ -26,7 +26,6 @@ from metadata.catalog import (
     Principal,
     Queue,
     QueueSettings,
-    check_name,
 )
 from metadata.data_keys import DataKey, DataKeys, Still
 from metadata.port import Metadata, QueueListener
@@ -39,6 +38,7 @@ from metadata.settings import (
 )
 from push.errors import Refused
 from push.message import Message
+from push.places import check_name
 from push.storage_port import Append, Appended, Lane, Storage
 from storage.memory import MemoryStorage
 from tests.gateway.plain_tokens import PlainTokens

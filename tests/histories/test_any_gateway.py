@@ -15,9 +15,9 @@ import pytest
 from gateway.delivery import remote_owner as judging
 from gateway.delivery.remote_owner import OwnerServer
 from gateway.models import Decided, Look, ParkedKeys, WhichKey
-from gateway.operator import describe as stock
 from gateway.operator import parking
 from gateway.operator import redrive as redriving
+from gateway.operator import stats as stock
 from metadata.catalog import ANYBODY, Group, GroupSettings
 from push import limits
 from push.errors import Refused, TocsinError, Unknown

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.auth.auth import Authenticator
 from gateway.models import WhichKey
-from gateway.operator.describe import BELIEVED_S
+from gateway.operator.stats import BELIEVED_S
 from gateway.session.directory import SessionServices, new_session_id
 from gateway.wire import frames
 from metadata.catalog import ANYBODY, Group, GroupSettings, Principal

@@ -13,7 +13,6 @@ from metadata.catalog import (
     check_change,
     check_circle,
     check_group_settings,
-    check_name,
     check_settings,
     dead_letter_name,
 )
@@ -21,6 +20,7 @@ from metadata.catalog_service import CatalogIndex
 from metadata.settings import GroupChange, QueueNaming, named_in
 from push import limits
 from push.errors import Refused
+from push.places import check_name
 from runtime.operation import decode
 
 LONGEST = "n" * limits.NAME_CHARS_MAX

@@ -171,7 +171,8 @@ test("a scheduled message is measured from when it was due", () => {
   assert.deepEqual([way.atMs.durable, way.partition, way.offset], [5, 1, null]);
   assert.ok(ways.isAnyScheduled);
   assert.equal(waitsFor(way, now), "", "whatever is paused, it is not due");
-  assert.deepEqual([8001, 8000, 0, -5].map(dueText), ["due in 9 s", "due in 8 s", "due now", "due now"]);
+  const texts = ["due in 9 s", "due in 8 s", "due now", "due now"];
+  assert.deepEqual([8001, 8000, 0, -5].map(dueText), texts);
   ways.due("a", 10_100);
   ways.pushed("a", 10_104, { partition: 1, offset: 7, handler: "worker 1", attempt: 1 });
   assert.deepEqual(way.atMs, { durable: 0, pushed: 4, acked: null });

@@ -9,38 +9,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.broker import Broker
-from gateway.deliverylog.log import origin_of_request
-from gateway.operator.scheduled import (
-    Believed,
-    ScheduledChange,
-    ScheduledList,
-    ScheduledMessage,
-)
+from gateway.deliverylog.log import DeliveryLog, PublishOrigin, trace_id_of
 from gateway.publish.batch import PendingPublish
-from gateway.rest.accounting import act_of, counter_of, hash_text
+from gateway.rest.accounting import counter_of
 from gateway.rest.operation import (
     Answer,
     Operation,
-    Parameter,
     allowance,
-    find_queue,
-    limit_parameter,
     principal,
-    query_limit,
     queue_name,
     read_body,
     rights,
 )
 from gateway.wire.frames import error_fields, receipt_fields
 from metadata.catalog import Queue
-from metadata.rights import ALL_KEYS, KeyScope, Verb
 from push import limits
 from push.due import DueTicket
 from push.errors import Refused, TocsinError
 from push.message import Message
 from push.places import Durability
 from runtime.operation import decode, reply
-from runtime.trace_context import Tracer, carried, current
+from runtime.trace_context import Trace, Tracer, carried, current
 
 
 class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,6 +139,30 @@ async def _publish(
     return reply({"results": results, **met})
 
 
+def origin_of_request(
+    log: DeliveryLog,
+    queue: Queue,
+    producer: str,
+    messages: Sequence[Message],
+    trace: Trace | None,
+) -> PublishOrigin | None:
+    """Return the origin of the messages that one request with this trace publishes. None: the log
+    is off."""
+    if not log.is_on:
+        return None
+    first = messages[0]
+    return PublishOrigin(
+        log,
+        queue,
+        log.now_ns() // 1000,
+        len(messages),
+        transport="http",
+        producer=producer,
+        produced_us=first.sent_unix_ms * 1000 if first.sent_unix_ms is not None else None,
+        trace=trace.trace_id if trace is not None else trace_id_of(first),
+    )
+
+
 def _split(
     messages: Sequence[Message], most: int | None
 ) -> tuple[Sequence[Message], Sequence[Message]]:
@@ -180,178 +193,6 @@ def _results(answer: PendingPublish) -> list[Mapping[str, object]]:
     return results
 
 
-# --- Scheduled messages ---------------------------------------------------------------------------
-
-LIST_DEFAULT: Final = 100
-_CHANGE: Final = msgspec.json.Decoder(ScheduledChange)
-
-
-async def list_scheduled(broker: Broker, request: Request) -> Response:
-    """List the messages that wait until they are due, by due time. Their content is shown to a
-    client that may read them."""
-    query = request.query_params
-    limit = query_limit(request, limits.LOOK_MESSAGES_MAX, LIST_DEFAULT)
-    key, queue = _key(request), find_queue(broker, request)
-    found = await broker.scheduled.list_messages(
-        queue,
-        key=key,
-        after=query.get("after"),
-        limit=limit,
-        may_see=_scope(request, "read", "manage"),
-        may_read=_scope(request, "read"),
-    )
-    return reply(found)
-
-
-async def show_scheduled(broker: Broker, request: Request) -> Response:
-    """Show a message that waits until it is due."""
-    key, queue = _key(request), find_queue(broker, request)
-    may_see, may_read = _scope(request, "read", "manage"), _scope(request, "read")
-    shown = await broker.scheduled.show(
-        queue, _id(request), key, may_see=may_see, may_read=may_read
-    )
-    return reply(shown)
-
-
-async def cancel_scheduled(broker: Broker, request: Request) -> Response:
-    """Cancel a message that is not due yet, for good. Published again under its id, it is answered
-    `cancelled`. The answer comes when this is durable."""
-    key, queue = _key(request), find_queue(broker, request)
-    _note(request, queue, key)
-    may = _scope(request, "manage", "publish")
-    return reply(await broker.scheduled.cancel(queue, _id(request), key, may))
-
-
-async def change_scheduled(broker: Broker, request: Request) -> Response:
-    """Give a message that is not due yet another time, another content, or both. It keeps its id
-    and its ticket. With a time that has passed, it comes at once."""
-    change = decode(await read_body(request), _CHANGE)
-    key, queue = _key(request), find_queue(broker, request)
-    _note(request, queue, key)
-    may = _scope(request, "manage", "publish")
-    return reply(await broker.scheduled.change(queue, _id(request), key, change, may))
-
-
-async def believe_clock(broker: Broker, request: Request) -> Response:
-    """Have this gateway move scheduled messages by its clock as it is now, because an operator says
-    that the clock is right. After a jump of the clock by more than a minute, or of the store's
-    clock against it, nothing is moved for five minutes. Each gateway has a clock of its own: this
-    is about the one that answers."""
-    clock = broker.clock
-    jump_s = round(clock.jump_s, 3)
-    act_of(request).about(jump_s=jump_s)
-    clock.believe()
-    moving = clock.doubt_s <= 0
-    return reply(Believed(jump_s=jump_s, is_apart=clock.is_apart, moving=moving))
-
-
-def _id(request: Request) -> str:
-    message_id: str = request.path_params["id"]
-    return message_id
-
-
-def _key(request: Request) -> str | None:
-    key = request.query_params.get("key")
-    if key is not None and not 0 < len(key.encode()) <= limits.KEY_BYTES_MAX:
-        raise Refused("invalid_request", f"key has 1 to {limits.KEY_BYTES_MAX} bytes")
-    return key
-
-
-def _scope(request: Request, *verbs: Verb) -> KeyScope:
-    """Return the keys that these rights cover together."""
-    scopes = [rights(request).keys(verb, queue_name(request)) for verb in verbs]
-    patterns: list[str] = []
-    for scope in scopes:
-        if scope is not None and scope.patterns is None:
-            return ALL_KEYS
-        patterns += scope.patterns or () if scope is not None else ()
-    return KeyScope(tuple(patterns))
-
-
-def _note(request: Request, queue: Queue, key: str | None) -> None:
-    act_of(request).about(id=_id(request))
-    if key is not None:
-        act_of(request).about(key_hash=hash_text(key, queue))
-
-
-_QUEUE: Final = "/v1/queues/{queue}"
-_ONE: Final = f"{_QUEUE}/scheduled/{{id}}"
-_FIND: Final = ("invalid_name", "invalid_request", "queue_not_found")
-_GONE: Final = ("id_unknown", "ambiguous", "already_due", "cancelled")
-_TEXT: Final = {"type": "string"}
-_KEY: Final = Parameter("key", "The key of the message that has this id.", _TEXT)
-
-_SCHEDULED: Final = (
-    Operation(
-        "GET",
-        f"{_QUEUE}/scheduled",
-        "List scheduled messages.",
-        list_scheduled,
-        {200: Answer("The messages, by due time.", ScheduledList)},
-        needs="read or manage",
-        query=(
-            limit_parameter(limits.LOOK_MESSAGES_MAX),
-            Parameter("key", "Only messages of this key.", _TEXT),
-            Parameter("after", "The place to go on, from `next` of the last answer.", _TEXT),
-        ),
-        errors=_FIND,
-    ),
-    Operation(
-        "GET",
-        _ONE,
-        "Show a scheduled message.",
-        show_scheduled,
-        {200: Answer("The message.", ScheduledMessage)},
-        needs="read or manage",
-        query=(_KEY,),
-        errors=(*_FIND, *_GONE),
-    ),
-    Operation(
-        "DELETE",
-        _ONE,
-        "Cancel a scheduled message.",
-        cancel_scheduled,
-        {200: Answer("The message that is cancelled.", ScheduledMessage)},
-        needs="publish or manage",
-        query=(_KEY,),
-        errors=(*_FIND, *_GONE),
-        act="scheduled.cancel",
-    ),
-    Operation(
-        "POST",
-        _ONE,
-        "Move or replace a scheduled message.",
-        change_scheduled,
-        {200: Answer("The message as it is now.", ScheduledMessage)},
-        needs="publish or manage",
-        request=ScheduledChange,
-        query=(_KEY,),
-        errors=(
-            *_FIND,
-            *_GONE,
-            "invalid_json",
-            "request_too_large",
-            "invalid_message",
-            "message_too_large",
-            "queue_full",
-            "schedule_full",
-            "storage_full",
-            "clock_in_doubt",
-            "overloaded",
-        ),
-        act="scheduled.change",
-    ),
-    Operation(
-        "POST",
-        "/v1/scheduled/believe-clock",
-        "Have this gateway believe its clock after a jump.",
-        believe_clock,
-        {200: Answer("Scheduled messages are moved.", Believed)},
-        needs="manage every",
-        act="scheduled.believe_clock",
-    ),
-)
-
 OPERATIONS: Final = (
     Operation(
         "POST",
@@ -373,5 +214,4 @@ OPERATIONS: Final = (
             "draining",
         ),
     ),
-    *_SCHEDULED,
 )

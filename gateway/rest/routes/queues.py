@@ -47,12 +47,12 @@ from gateway.rest.views import queue_view, shows_groups, verbs_on_all
 from metadata.catalog import (
     DeadLetterCircle,
     QueueSettings,
-    check_name,
     other_dead_letter_queue,
 )
 from metadata.settings import QueueChange, QueueNaming, SettingChange, alerts_in, named_in
 from push import limits
 from push.errors import Refused
+from push.places import check_name
 from push.ring import MEMBER_MAX
 from runtime.loop.fairness import TimeSlices
 from runtime.operation import decode, reply

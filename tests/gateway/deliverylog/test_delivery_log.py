@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.delivery.mover import moved_origins
 from gateway.deliverylog import deliveries
 from gateway.deliverylog.counts import CERTIFIED, DISPATCHED, SETTLED, SPANS
 from gateway.deliverylog.deliveries import SETTLED_US, LoggedPlace
@@ -33,10 +34,9 @@ from gateway.deliverylog.log import (
     LogClock,
     OriginTracker,
     PublishOrigin,
-    moved_origins,
-    origin_of_request,
 )
 from gateway.models import Transport
+from gateway.rest.routes.messages import origin_of_request
 from gateway.wire.frames import Publish
 from metadata.catalog import ANYBODY, Queue, QueueSettings
 from push import limits

@@ -21,7 +21,7 @@ from push.storage_port import NotStored, Scheduled, Sealer, Storage, Stored
 from storage.memory import MemoryStorage
 from storage.rules.append import open_header
 from storage.rules.due import due_messages
-from storage.sqlite import codec
+from storage.sqlite import codec, due_rows
 from storage.sqlite import trim as sqlite_trim
 from storage.sqlite.backup import renew_store
 from storage.sqlite.store import SqliteStorage
@@ -278,7 +278,7 @@ def _flip(embedded: Embedded, column: str) -> None:
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
-@pytest.mark.parametrize("column", codec.DUE_COLUMNS.split(", "))
+@pytest.mark.parametrize("column", due_rows.DUE_COLUMNS.split(", "))
 async def test_a_flipped_bit_costs_its_message_and_is_reported(
     embedded: Embedded, column: str, is_sealed: bool
 ) -> None:
@@ -397,7 +397,7 @@ async def test_no_scheduled_payload_is_plain_in_any_file(embedded: Embedded) -> 
     await embedded.close()
     report = verified(embedded, sealer)
     assert (report.sealed, report.unopened, report.rows["due"]) == (3, {}, 3)
-    row = f"SELECT {codec.DUE_COLUMNS} FROM due WHERE id = ?"
+    row = f"SELECT {due_rows.DUE_COLUMNS} FROM due WHERE id = ?"
     ((*_, second),) = embedded.sql(row, codec.due_row_id(1, 1))
     ((row_id, *fields, _, header, _),) = embedded.sql(row, codec.due_row_id(1, 2))
     checksum = codec.record_checksum(row_id, tuple(fields), header, second)

@@ -1,5 +1,5 @@
-"""REST: keys that wait and why, deliveries in flight, parked keys, and an operator's decisions
-about parked keys.
+"""REST: what waits. Scheduled messages; keys that wait and why, deliveries in flight, parked keys,
+and an operator's decisions about parked keys.
 """
 
 from typing import Annotated, Final
@@ -19,7 +19,13 @@ from gateway.models import (
     Place,
     WhichKey,
 )
-from gateway.rest.accounting import act_of, key_fields
+from gateway.operator.scheduled import (
+    Believed,
+    ScheduledChange,
+    ScheduledList,
+    ScheduledMessage,
+)
+from gateway.rest.accounting import act_of, hash_text, key_fields
 from gateway.rest.operation import (
     Answer,
     Operation,
@@ -29,12 +35,16 @@ from gateway.rest.operation import (
     limit_parameter,
     principal,
     query_limit,
+    queue_name,
     read_body,
+    rights,
 )
-from metadata.catalog import Group, Queue, check_name
+from metadata.catalog import Group, Queue
+from metadata.rights import ALL_KEYS, KeyScope
+from metadata.rights import Verb as RightVerb
 from push import limits
 from push.errors import Refused
-from push.places import Verb
+from push.places import Verb, check_name
 from runtime.operation import decode, reply
 
 KEYS_DEFAULT: Final = 100
@@ -121,13 +131,181 @@ def _group_and_limit(broker: Broker, request: Request, limit_max: int) -> tuple[
     return queue, broker.metadata.find_group(principal(request), queue, name), limit
 
 
+# --- Scheduled messages ---------------------------------------------------------------------------
+
+LIST_DEFAULT: Final = 100
+_CHANGE: Final = msgspec.json.Decoder(ScheduledChange)
+
+
+async def list_scheduled(broker: Broker, request: Request) -> Response:
+    """List the messages that wait until they are due, by due time. Their content is shown to a
+    client that may read them."""
+    query = request.query_params
+    limit = query_limit(request, limits.LOOK_MESSAGES_MAX, LIST_DEFAULT)
+    key, queue = _key(request), find_queue(broker, request)
+    found = await broker.scheduled.list_messages(
+        queue,
+        key=key,
+        after=query.get("after"),
+        limit=limit,
+        may_see=_scope(request, "read", "manage"),
+        may_read=_scope(request, "read"),
+    )
+    return reply(found)
+
+
+async def show_scheduled(broker: Broker, request: Request) -> Response:
+    """Show a message that waits until it is due."""
+    key, queue = _key(request), find_queue(broker, request)
+    may_see, may_read = _scope(request, "read", "manage"), _scope(request, "read")
+    shown = await broker.scheduled.show(
+        queue, _id(request), key, may_see=may_see, may_read=may_read
+    )
+    return reply(shown)
+
+
+async def cancel_scheduled(broker: Broker, request: Request) -> Response:
+    """Cancel a message that is not due yet, for good. Published again under its id, it is answered
+    `cancelled`. The answer comes when this is durable."""
+    key, queue = _key(request), find_queue(broker, request)
+    _note(request, queue, key)
+    may = _scope(request, "manage", "publish")
+    return reply(await broker.scheduled.cancel(queue, _id(request), key, may))
+
+
+async def change_scheduled(broker: Broker, request: Request) -> Response:
+    """Give a message that is not due yet another time, another content, or both. It keeps its id
+    and its ticket. With a time that has passed, it comes at once."""
+    change = decode(await read_body(request), _CHANGE)
+    key, queue = _key(request), find_queue(broker, request)
+    _note(request, queue, key)
+    may = _scope(request, "manage", "publish")
+    return reply(await broker.scheduled.change(queue, _id(request), key, change, may))
+
+
+async def believe_clock(broker: Broker, request: Request) -> Response:
+    """Have this gateway move scheduled messages by its clock as it is now, because an operator says
+    that the clock is right. After a jump of the clock by more than a minute, or of the store's
+    clock against it, nothing is moved for five minutes. Each gateway has a clock of its own: this
+    is about the one that answers."""
+    clock = broker.clock
+    jump_s = round(clock.jump_s, 3)
+    act_of(request).about(jump_s=jump_s)
+    clock.believe()
+    moving = clock.doubt_s <= 0
+    return reply(Believed(jump_s=jump_s, is_apart=clock.is_apart, moving=moving))
+
+
+def _id(request: Request) -> str:
+    message_id: str = request.path_params["id"]
+    return message_id
+
+
+def _key(request: Request) -> str | None:
+    key = request.query_params.get("key")
+    if key is not None and not 0 < len(key.encode()) <= limits.KEY_BYTES_MAX:
+        raise Refused("invalid_request", f"key has 1 to {limits.KEY_BYTES_MAX} bytes")
+    return key
+
+
+def _scope(request: Request, *verbs: RightVerb) -> KeyScope:
+    """Return the keys that these rights cover together."""
+    scopes = [rights(request).keys(verb, queue_name(request)) for verb in verbs]
+    patterns: list[str] = []
+    for scope in scopes:
+        if scope is not None and scope.patterns is None:
+            return ALL_KEYS
+        patterns += scope.patterns or () if scope is not None else ()
+    return KeyScope(tuple(patterns))
+
+
+def _note(request: Request, queue: Queue, key: str | None) -> None:
+    act_of(request).about(id=_id(request))
+    if key is not None:
+        act_of(request).about(key_hash=hash_text(key, queue))
+
+
+# --- The operations ------------------------------------------------------------------------------
+
 _QUEUE: Final = "/v1/queues/{queue}"
 _GROUP: Final = f"{_QUEUE}/groups/{{group}}"
 _ERRORS: Final = ("invalid_name", "invalid_request", "queue_not_found", "group_not_found")
 _TEXT: Final = {"type": "string"}
 _AFTER: Final = Parameter("after", "The place to go on, from `next` of the last answer.", _TEXT)
+_ONE: Final = f"{_QUEUE}/scheduled/{{id}}"
+_FIND: Final = ("invalid_name", "invalid_request", "queue_not_found")
+_GONE: Final = ("id_unknown", "ambiguous", "already_due", "cancelled")
+_KEY: Final = Parameter("key", "The key of the message that has this id.", _TEXT)
 
 OPERATIONS: Final = (
+    Operation(
+        "GET",
+        f"{_QUEUE}/scheduled",
+        "List scheduled messages.",
+        list_scheduled,
+        {200: Answer("The messages, by due time.", ScheduledList)},
+        needs="read or manage",
+        query=(
+            limit_parameter(limits.LOOK_MESSAGES_MAX),
+            Parameter("key", "Only messages of this key.", _TEXT),
+            Parameter("after", "The place to go on, from `next` of the last answer.", _TEXT),
+        ),
+        errors=_FIND,
+    ),
+    Operation(
+        "GET",
+        _ONE,
+        "Show a scheduled message.",
+        show_scheduled,
+        {200: Answer("The message.", ScheduledMessage)},
+        needs="read or manage",
+        query=(_KEY,),
+        errors=(*_FIND, *_GONE),
+    ),
+    Operation(
+        "DELETE",
+        _ONE,
+        "Cancel a scheduled message.",
+        cancel_scheduled,
+        {200: Answer("The message that is cancelled.", ScheduledMessage)},
+        needs="publish or manage",
+        query=(_KEY,),
+        errors=(*_FIND, *_GONE),
+        act="scheduled.cancel",
+    ),
+    Operation(
+        "POST",
+        _ONE,
+        "Move or replace a scheduled message.",
+        change_scheduled,
+        {200: Answer("The message as it is now.", ScheduledMessage)},
+        needs="publish or manage",
+        request=ScheduledChange,
+        query=(_KEY,),
+        errors=(
+            *_FIND,
+            *_GONE,
+            "invalid_json",
+            "request_too_large",
+            "invalid_message",
+            "message_too_large",
+            "queue_full",
+            "schedule_full",
+            "storage_full",
+            "clock_in_doubt",
+            "overloaded",
+        ),
+        act="scheduled.change",
+    ),
+    Operation(
+        "POST",
+        "/v1/scheduled/believe-clock",
+        "Have this gateway believe its clock after a jump.",
+        believe_clock,
+        {200: Answer("Scheduled messages are moved.", Believed)},
+        needs="manage every",
+        act="scheduled.believe_clock",
+    ),
     Operation(
         "GET",
         f"{_QUEUE}/explain",
