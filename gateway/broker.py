@@ -203,7 +203,9 @@ class Broker:
         """Compose the acts on scheduled messages, and what moves them when they are due."""
         changed = self.queue_stats.on_change
         presence, log = self.groups.presence, self.delivery_log
-        mover = Mover(looking, self.metadata, presence, self.clock, log=log, changed=changed)
+        mover = Mover(
+            looking, self.metadata, presence, self.clock, self.tail, log=log, changed=changed
+        )
         return ScheduledMessages(looking, self.clock, changed=changed), mover
 
     def _operations_of(self, looking: Storage) -> QueueOperations:

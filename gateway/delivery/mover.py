@@ -6,7 +6,7 @@ while all of them wait (`push.storage_port.DueStore.move`). It needs no epoch.
 
 A message becomes a message of the log: its form names its ticket as its id if the client gave none,
 and it expires by the time of the move. Its record has many messages, in the order of (due time,
-number). Consumers get it as they get what another gateway has published.
+number). Consumers at this gateway get it from memory, as they get what is published here.
 
 **What is due.** A partition that is known to have something due is in `_next`, with the time, or in
 `_moving`, until a look finds nothing more there. Times become known by the storage's notices. At a
@@ -15,8 +15,9 @@ partition that another gateway moves stays in `_next`, and is looked at again af
 because that one may be gone by then.
 
 **Turns.** A partition has the turn for one move. If more is due there, it comes behind the others
-that are due. Each lane of the storage (`push.storage_port.Lane`) has turns of its own, so that a
-server which does not answer holds up no other.
+that are due. All that are due begin in one round, and rounds keep a distance (ROUND_S). Each lane
+of the storage (`push.storage_port.Lane`) has turns of its own, so that a server which does not
+answer holds up no other.
 
 **The clock.** The wall clock decides what is due. After a jump it is not believed
 (`gateway.publish.clock`). A storage that is another server tells its own time with what is due, so
@@ -46,6 +47,7 @@ from gateway.deliverylog.log import (
 )
 from gateway.publish.batch import RECORD_ID_BYTES
 from gateway.publish.clock import BelievedClock
+from gateway.publish.tail import Tail
 from metadata.catalog import Queue
 from metadata.port import Metadata
 from push.due import DueMessage, DueRead, ticket_text
@@ -53,15 +55,19 @@ from push.errors import TocsinError, Unknown
 from push.histogram import Histogram
 from push.message import Message, encode_message, expires_unix_ms
 from push.places import Partition
-from push.record import RecordBuilder
-from push.storage_port import Append, Storage
+from push.record import Record, RecordBuilder
+from push.storage_port import Append, Appended, Storage
 
 logger = logging.getLogger("tocsin.mover")
 MESSAGES_PER_MOVE: Final = 200
 BYTES_PER_MOVE: Final = 512 * 1024
-TURNS: Final = 8
+TURNS: Final = 16
 """Largest number of partitions of one lane that are moved from at the same time, so that what fell
 due while nobody ran leaves room to live messages."""
+ROUND_S: Final = 0.05
+"""Least seconds between two rounds, so that what falls due close together moves together: one read,
+one commit and one wake-up for many. A message that is due after a pause does not wait for it. While
+something has been due for longer than a move takes, rounds follow each other at once."""
 LOOK_S: Final = 1.0
 """Seconds between two looks at the clock, and at some queues if others work on the store too."""
 QUEUES_PER_LOOK: Final = 20
@@ -86,6 +92,7 @@ class Mover:
         metadata: Metadata,
         presence: Presence,
         clock: BelievedClock,
+        tail: Tail,
         *,
         log: DeliveryLog = OFF,
         changed: Callable[[str], None],
@@ -97,6 +104,7 @@ class Mover:
         self._storage = storage
         self._metadata = metadata
         self._presence = presence
+        self._tail = tail
         self.clock = clock
         """The clock by which messages are due."""
         self._next: dict[Partition, int] = {}
@@ -110,6 +118,10 @@ class Mover:
         """Lane number → number of its partitions that have the turn."""
         self._held: dict[int, list[Partition]] = {}
         """Lane number → partitions that are due, and wait for a turn."""
+        self._next_round = 0.0
+        """Time of the loop before which no round begins."""
+        self._is_behind = False
+        """Whether the round before left something that was due."""
         self._to_look_at: list[str] = []
         self._has_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -179,9 +191,7 @@ class Mover:
             wait_s = LOOK_S
             try:
                 if self.clock.is_believed():
-                    self._begin_due()
-                    if self._heap:
-                        wait_s = min(LOOK_S, max(0.0, self._heap[0][0] / 1000 - self.clock.wall()))
+                    wait_s = min(LOOK_S, self._round())
             except Exception:
                 logger.exception("scheduled messages wait: unexpected")
             try:
@@ -190,9 +200,22 @@ class Mover:
             except TimeoutError:
                 continue
 
-    def _begin_due(self) -> None:
-        """Give the turn to the partitions that are due, as far as their lanes have turns."""
-        now_unix_ms = self.clock.now_unix_ms()
+    def _round(self) -> float:
+        """Begin a round if it is time for one. Returns in how many seconds it is for the next."""
+        now = asyncio.get_running_loop().time()
+        rests_s = 0.0 if self._is_behind else self._next_round - now
+        if rests_s <= 0:
+            rests_s, self._is_behind = 0.0, False
+            if self._begin_due():
+                self._next_round, rests_s = now + ROUND_S, ROUND_S
+        if not self._heap:
+            return LOOK_S
+        return max(rests_s, self._heap[0][0] / 1000 - self.clock.wall(), 0.0)
+
+    def _begin_due(self) -> bool:
+        """Give the turn to the partitions that are due, as far as their lanes have turns. Returns
+        whether one of them has it."""
+        now_unix_ms, has_begun = self.clock.now_unix_ms(), False
         while self._heap and self._heap[0][0] <= now_unix_ms:
             due, partition = heappop(self._heap)
             if self._next.get(partition) != due or partition in self._moving:
@@ -203,8 +226,10 @@ class Mover:
             lane = self._storage.lane(partition, "all").number
             if self._turns[lane] < TURNS:
                 self._begin(partition, lane)
+                has_begun = True
             else:
                 self._held.setdefault(lane, []).append(partition)
+        return has_begun
 
     def _begin(self, partition: Partition, lane: int) -> None:
         self._turns[lane] += 1
@@ -222,6 +247,7 @@ class Mover:
         for one in held:  # they are due: the heap gives them their turn, in the order of times
             if one in self._next:
                 self._push(one)
+                self._is_behind = True
         self._has_changed.set()
 
     def _put_off(self, partition: Partition, seconds: float) -> None:
@@ -256,6 +282,8 @@ class Mover:
             if not self._is_believed_at(partition, read.store_unix_ms, asked_unix_s):
                 self._put_off(partition, NOT_OURS_S)
                 return
+            if len(read.messages) == MESSAGES_PER_MOVE:
+                self._is_behind = True
             is_done = not read.messages or await self._append(queue, partition, read)
             if not is_done:  # some have gone or changed since they were read
                 self.noticed(partition, self.clock.now_unix_ms())
@@ -283,16 +311,20 @@ class Mover:
             queue, partition, read.messages, id_prefix=prefix, wall_s=self.clock.wall()
         )
         log, asked_us = self._log, self._log.now_ns() // 1000
+        self._tail.expect(partition)
         try:
             moved = await self._storage.due.move(read.messages, append)
+            if moved is None:
+                return False
+            stages = CommitTimes(asked_us, log.now_ns() // 1000)
+            self._hand_on(append, moved, stages)
         except Unknown:
             if log.is_on and (origin := log.internal_origin(queue, len(read.messages))):
                 log.add_unknown(origin, len(read.messages))
             raise
-        if moved is None:
-            return False
+        finally:
+            self._tail.on_answer(partition)
         if log.is_on:
-            stages = CommitTimes(asked_us, log.now_ns() // 1000)
             log.add_commit(moved_origins(log, queue, read.messages, moved.first, stages))
         now_unix_ms = self.clock.wall() * 1000
         self.moved_total += moved.count
@@ -300,6 +332,13 @@ class Mover:
             self.late_s.add(max(0.0, now_unix_ms - message.due_unix_ms) / 1000)
         self._changed(queue.queue_id)
         return True
+
+    # enforces: R10
+    def _hand_on(self, append: Append, moved: Appended, stages: CommitTimes) -> None:
+        """Hand a record to those who wait for it here, if it is certified."""
+        if append.parsed is not None and moved.certified >= moved.first + moved.count:
+            record = Record(moved.first, append.parsed, append.payload)
+            self._tail.on_append(append.partition, record, stages, moved.certified)
 
     # --- Looking around ------------------------------------------------------------------------
 

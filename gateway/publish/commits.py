@@ -397,7 +397,7 @@ class GroupCommit:
         wait for its answer: it brings the record, which followers would otherwise read."""
         appends = self.appending.get(partition)
         if appends is None:
-            self.tail.on_certified(partition, end)
+            self.tail.on_notified(partition, end)
         else:
             appends.late_end = max(end, appends.late_end)
 

@@ -40,6 +40,9 @@ class Tail:
         self._order: deque[tuple[Partition, int]] = deque()
         self._followers: dict[Partition, list[Follower]] = {}
         self._watchers: list[Follower] = []
+        self._expected: dict[Partition, int] = {}
+        """Partition to which a record of this gateway is on its way → the certified end that the
+        storage notified meanwhile; 0: none."""
         self._reads: dict[tuple[Partition, int, int], asyncio.Task[Read]] = {}
         self._live = _semaphores(limits.READS_LIVE_MAX)
         self._behind = _semaphores(limits.READS_BEHIND_MAX)
@@ -69,6 +72,26 @@ class Tail:
             while self._bytes > self._bytes_max:
                 self._evict()
         self.on_certified(partition, end)
+
+    def expect(self, partition: Partition) -> None:
+        """Note that a record of this gateway is on its way to a partition that has none on its way
+        yet. What the storage notifies meanwhile waits for `on_answer`, because the answer brings
+        the record, which followers would otherwise read."""
+        self._expected[partition] = 0
+
+    def on_answer(self, partition: Partition) -> None:
+        """Pass on what was notified since `expect`, if the answer has not brought it."""
+        end = self._expected.pop(partition)
+        if end > self.ends.get(partition, 0):
+            self.on_certified(partition, end)
+
+    def on_notified(self, partition: Partition, end: int) -> None:
+        """Note that the storage says that a partition is certified up to `end`."""
+        before = self._expected.get(partition)
+        if before is None:
+            self.on_certified(partition, end)
+        else:
+            self._expected[partition] = max(before, end)
 
     def _evict(self) -> None:
         partition, first = self._order.popleft()

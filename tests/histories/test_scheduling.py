@@ -245,7 +245,10 @@ async def test_a_start_looks_again_where_the_storage_did_not_answer(town: Town) 
         town.catalog, on_return=nothing, on_resume=lambda: None, on_dead=lambda dead: None
     )
     clock = BelievedClock()
-    again = Mover(cast(Storage, storage), town.catalog, presence, clock, changed=lambda queue: None)
+    tail = one.broker.tail
+    again = Mover(
+        cast(Storage, storage), town.catalog, presence, clock, tail, changed=lambda queue: None
+    )
     Clocks(again)
     again.start()
     await session.take(3)

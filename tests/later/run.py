@@ -6,6 +6,7 @@
 import asyncio
 import shutil
 import tempfile
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -29,7 +30,8 @@ LIFE_S: Final = (1.0, 4.0)
 DOWN_S: Final = (0.0, 1.5)
 OUTAGE_EACH: Final = 8
 """Each so many deaths one is an outage of all that is longer than the window of ids."""
-DRAIN_S: Final = 120.0
+TELL_S: Final = 5.0
+DRAIN_S: Final = 300.0
 
 
 @dataclass
@@ -164,6 +166,7 @@ async def _all_of(
 ) -> None:
     """Wait for all of these. Raises what the nemesis or one of them raises."""
     tasks = [asyncio.ensure_future(one) for one in works]  # type: ignore[call-overload]
+    told = time.monotonic()
     try:
         while pending := [one for one in tasks if not one.done()]:
             await asyncio.wait([*pending, nemesis], timeout=5, return_when="FIRST_COMPLETED")
@@ -172,7 +175,9 @@ async def _all_of(
             for one in tasks:
                 if one.done():
                     one.result()
-            tell()
+            if time.monotonic() - told > TELL_S:
+                told = time.monotonic()
+                tell()
     finally:
         for one in tasks:
             one.cancel()
