@@ -137,7 +137,7 @@ async def later(
             finally:
                 nemesis.cancel()
                 await asyncio.wait([nemesis])
-            for one in there.processes():
+            for one in reversed(there.processes()):  # the store first
                 await _up(one)
             async with asyncio.timeout(DRAIN_S):
                 while left := await waits(there.urls):

@@ -27,11 +27,14 @@ class Broker:
     """A gateway, over HTTP."""
 
     def __init__(self, url: str) -> None:
-        self._rest = Rest(url)
         self._url = url
 
     async def ask(self, method: str, path: str, body: object = None) -> Any:
-        return await self._rest.call(method, path, body)
+        rest = Rest(self._url)
+        try:
+            return await rest.call(method, path, body)
+        finally:
+            rest.close()
 
     async def publish(self, body: object, delay_s: float) -> dict[str, Any]:
         """Schedule a message; return its result."""
@@ -134,7 +137,7 @@ async def far(broker: Broker, clock: WallClock, set_s: int, said: str, *, at_sto
     assert await broker.is_told()
     await broker.believe()
     await broker.becomes(expected if "soon" in expected else [*before, "soon"])
-    await broker.ask("POST", f"{QUEUE}/purge", {})
+    await broker.ask("POST", f"{QUEUE}/purge", {"all": True})
 
 
 @pytest.mark.parametrize("kind", ["embedded", "valkey"])
@@ -142,7 +145,7 @@ def test_the_clock_of_the_gateway_is_set(kind: str, tmp_path: Path) -> None:
     async def test(server: Server) -> None:
         broker = await begun(server)
         await a_second(broker, clock)
-        await broker.ask("POST", f"{QUEUE}/purge", {})
+        await broker.ask("POST", f"{QUEUE}/purge", {"all": True})
         clock.set(0)
         for set_s in (HOUR_S, -HOUR_S, YEAR_S, -YEAR_S):
             way = "ahead" if set_s > 0 else "back"
@@ -164,7 +167,7 @@ def test_the_clock_of_the_store_is_set(tmp_path: Path) -> None:
             await broker.publish("a", 1.0)
         await broker.becomes(["a"] * 3)
         assert await broker.notes() == []
-        await broker.ask("POST", f"{QUEUE}/purge", {})
+        await broker.ask("POST", f"{QUEUE}/purge", {"all": True})
         for set_s in (HOUR_S, -HOUR_S, YEAR_S, -YEAR_S):
             way = "behind" if set_s > 0 else "ahead of"
             await far(broker, clock, set_s, f"is {way} the store's by", at_store=True)

@@ -183,7 +183,7 @@ export class Model {
 
   /** For how long a scheduled message is not due yet, in milliseconds, by the broker's clock. */
   dueInMs(way) {
-    return -this.clock.sinceMs(Date.now(), way.dueUnixMs);
+    return way.dueUnixMs - this.clock.offsetMs - Date.now();
   }
 
   /** Another worker in this page, with a session of its own. */
