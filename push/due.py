@@ -224,8 +224,8 @@ DOUBT_S: Final = 300.0
 
 # enforces: R32
 class ClockGuard:
-    """Judge of one wall clock. `monotonic_s`: seconds of a clock that is never set, such as the
-    event loop's; all calls name its present time. `unix_s`: seconds of the wall clock."""
+    """Judge of one wall clock. `monotonic_s`: seconds of a clock that is never set; all calls name
+    its present time. `unix_s`: seconds of the wall clock."""
 
     def __init__(self, unix_s: float, monotonic_s: float) -> None:
         self._lead_s = unix_s - monotonic_s

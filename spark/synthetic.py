@@ -21,8 +21,8 @@ from typing import Any, Final
 Run = list[int]
 """[partition, first offset, count]."""
 SCHEMA: Final = 3
-_SCHEDULED: Final = 0.1
-"""The part of the frames that were scheduled, and are due at their time."""
+_SCHEDULED: Final = 7
+"""Of each so many frames of a queue, one was scheduled, and is due at its time."""
 _US: Final = 1_000_000
 TENANT: Final = "default"
 _CAUSES: Final = ("none",) * 7 + ("credit", "credit", "key_held")
@@ -119,6 +119,8 @@ class Synthetic:
         share = (1.0 - plan.hot) / plan.keys
         self._weights = [plan.hot + share * (key + 1) for key in range(plan.keys)]
         self._next: Counter[tuple[str, int]] = Counter()
+        self._frames: Counter[str] = Counter()
+        self._lateness = random.Random(plan.seed)
         self._given_us: Counter[tuple[str, str]] = Counter()
         self._owed: dict[tuple[str, str], int] = {}
         """The time until which a group is busy because of a fault in another one."""
@@ -167,8 +169,10 @@ class Synthetic:
         accepted_us = self._now_us
         asked_us = accepted_us + 50 + int(rng.expovariate(1 / 300))
         due_us = None
-        if rng.random() < _SCHEDULED:
-            due_us, accepted_us = accepted_us - int(rng.expovariate(1 / 5_000)), asked_us
+        self._frames[queue] += 1
+        if self._frames[queue] % _SCHEDULED == 0:
+            due_us = accepted_us - int(self._lateness.expovariate(1 / 5_000))
+            accepted_us = asked_us
         frame = _Frame(
             gateway, queue, runs, hashes[runs[0][2] - 1],
             produced_us=accepted_us - 100 - int(rng.expovariate(1 / 1_000)),

@@ -8,8 +8,8 @@ A message becomes a message of the log: its form names its ticket as its id if t
 and it expires by the time of the move. Its record has many messages, in the order of (due time,
 number). Consumers at this gateway get it from memory, as they get what is published here.
 
-**What is due.** A partition that is known to have something due is in `_next`, with the time, or in
-`_moving`, until a look finds nothing more there. Times become known by the storage's notices. At a
+**What is due.** A partition that has scheduled messages is in `_next`, with the time at which the
+first one is due, or in `_moving`, until a read finds nothing more there. Times become known by the storage's notices. At a
 start, and over a shared store now and then, all queues are looked at, because notices are lost. A
 partition that another gateway moves stays in `_next`, and is looked at again after NOT_OURS_S,
 because that one may be gone by then.
@@ -66,8 +66,9 @@ TURNS: Final = 16
 due while nobody ran leaves room to live messages."""
 ROUND_S: Final = 0.05
 """Least seconds between two rounds, so that what falls due close together moves together: one read,
-one commit and one wake-up for many. A message that is due after a pause does not wait for it. While
-something has been due for longer than a move takes, rounds follow each other at once."""
+one commit and one wake-up for many. A message that is due after a pause does not wait for it. Rounds
+follow each other at once after a read of MESSAGES_PER_MOVE messages, or while a partition waits for
+a turn."""
 LOOK_S: Final = 1.0
 """Seconds between two looks at the clock, and at some queues if others work on the store too."""
 QUEUES_PER_LOOK: Final = 20
@@ -75,6 +76,8 @@ AGAIN_S: Final = 0.5
 """Seconds after which a partition is tried again whose storage did not answer, or whose queue the
 catalog does not have yet."""
 NOT_OURS_S: Final = 3.0
+"""Seconds after which a partition is looked at again that another gateway moves, or whose move ended
+in a bug."""
 HEAP_SPARE: Final = 1000
 """Number of entries in the heap that may be out of date, beside as many as there are others."""
 DUE_NEAR_MS: Final = 10

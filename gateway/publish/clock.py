@@ -1,7 +1,7 @@
 """The wall clock of the gateway, and whether it is believed.
 
-What is due is decided by it, when a message is published, changed and moved. After a jump none of
-these is done for a while (`push.due.ClockGuard`), because what is delivered cannot be taken back.
+What is due is decided by it. After a jump (`push.due.ClockGuard`) nothing is moved for a while, and
+messages and changes that name a time are refused, because what is delivered cannot be taken back.
 The same holds if the clock of a storage server says something else.
 """
 
@@ -19,7 +19,8 @@ AGAIN_S_MAX: Final = 10.0
 
 
 def steady_s() -> float:
-    """Return the seconds of a clock that nobody sets, and that counts while the machine sleeps."""
+    """Return the seconds of a clock that nobody sets, and that counts while the machine sleeps.
+    Where there is none (macOS), a sleep may look like a jump."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -62,8 +63,8 @@ class BelievedClock:
     def _told(self, is_believed: bool) -> bool:
         if not is_believed and not self._has_warned:
             logger.warning(
-                "%s: nothing is scheduled, and nothing that was is moved, for %.0f s, unless an "
-                "operator says that the clock is right",
+                "%s: no message with a time is accepted, and no scheduled message is delivered, for "
+                "%.0f s, unless an operator says that the clock is right",
                 self.doubt_text(),
                 DOUBT_S,
             )
@@ -75,7 +76,10 @@ class BelievedClock:
     def doubt_text(self) -> str:
         """Say why the clock is not believed, or was not."""
         if self.is_apart:
-            return f"the clocks of this gateway and of the store differ by {self.jump_s:.0f} s more"
+            return (
+                "the difference between the clocks of this gateway and of the store has changed by "
+                f"{self.jump_s:.0f} s"
+            )
         return f"the clock of this gateway has jumped by {self.jump_s:.0f} s"
 
     def check(self) -> None:
