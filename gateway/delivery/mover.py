@@ -9,15 +9,15 @@ and it expires by the time of the move. Its record has many messages, in the ord
 number). Consumers at this gateway get it from memory, as they get what is published here.
 
 **What is due.** A partition that has scheduled messages is in `_next`, with the time at which the
-first one is due, or in `_moving`, until a read finds nothing more there. Times become known by the storage's notices. At a
-start, and over a shared store now and then, all queues are looked at, because notices are lost. A
-partition that another gateway moves stays in `_next`, and is looked at again after NOT_OURS_S,
-because that one may be gone by then.
+first one is due, or in `_moving`, until a read finds nothing more there. Times become known by the
+storage's notices. At a start, and over a shared store now and then, all queues are looked at,
+because notices are lost. A partition that another gateway moves stays in `_next`, and is looked at
+again after NOT_OURS_S, because that one may be gone by then. It leaves when a look finds it empty.
 
 **Turns.** A partition has the turn for one move. If more is due there, it comes behind the others
 that are due. All that are due begin in one round, and rounds keep a distance (ROUND_S). Each lane
 of the storage (`push.storage_port.Lane`) has turns of its own, so that a server which does not
-answer holds up no other.
+answer holds up no other. Those that find no turn wait in `_held`, in their order.
 
 **The clock.** The wall clock decides what is due. After a jump it is not believed
 (`gateway.publish.clock`). A storage that is another server tells its own time with what is due, so
@@ -28,10 +28,11 @@ import asyncio
 import logging
 import os
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Final
 
 import msgspec
@@ -66,18 +67,17 @@ TURNS: Final = 16
 due while nobody ran leaves room to live messages."""
 ROUND_S: Final = 0.05
 """Least seconds between two rounds, so that what falls due close together moves together: one read,
-one commit and one wake-up for many. A message that is due after a pause does not wait for it. Rounds
-follow each other at once after a read of MESSAGES_PER_MOVE messages, or while a partition waits for
-a turn."""
+one commit and one wake-up for many. A message that is due after a pause does not wait for it, and
+after a read of MESSAGES_PER_MOVE messages the next round follows at once."""
 LOOK_S: Final = 1.0
 """Seconds between two looks at the clock, and at some queues if others work on the store too."""
-QUEUES_PER_LOOK: Final = 20
+QUEUES_PER_LOOK: Final = 100
 AGAIN_S: Final = 0.5
 """Seconds after which a partition is tried again whose storage did not answer, or whose queue the
 catalog does not have yet."""
 NOT_OURS_S: Final = 3.0
-"""Seconds after which a partition is looked at again that another gateway moves, or whose move ended
-in a bug."""
+"""Seconds after which a partition is looked at again that another gateway moves, or whose move has
+failed unexpectedly."""
 HEAP_SPARE: Final = 1000
 """Number of entries in the heap that may be out of date, beside as many as there are others."""
 DUE_NEAR_MS: Final = 10
@@ -113,19 +113,29 @@ class Mover:
         self._next: dict[Partition, int] = {}
         """Partition → when something is due there, in unix milliseconds; of one in `_moving`, what
         became known since it has the turn."""
-        self._heap: list[tuple[int, Partition]] = []
-        """The entries of `_next` but those of partitions in `_moving` or `_held`, and entries that
-        are out of date."""
+        self._pushes = count()
+        self._heap: list[tuple[int, int, Partition]] = []
+        """(time, number of the push, partition): the entries of `_next` but those of partitions in
+        `_moving` or `_waiting`, and entries that are out of date."""
         self._moving: dict[Partition, asyncio.Task[None]] = {}
         self._turns: Counter[int] = Counter()
         """Lane number → number of its partitions that have the turn."""
-        self._held: dict[int, list[Partition]] = {}
+        self._held: defaultdict[int, deque[Partition]] = defaultdict(deque)
         """Lane number → partitions that are due, and wait for a turn."""
+        self._waiting: set[Partition] = set()
+        """The partitions in `_held`."""
+        self._fewer: dict[Partition, int] = {}
+        """Partition → largest number of messages of its next move, after one that did not happen
+        because some of its messages had changed."""
+        self._jumps = 0
+        """Number of jumps of the clock that `_next` takes into account."""
         self._next_round = 0.0
         """Time of the loop before which no round begins."""
         self._is_behind = False
-        """Whether the round before left something that was due."""
+        """Whether the last round left something that was due already."""
         self._to_look_at: list[str] = []
+        self._unknown: list[str] = []
+        """Queues of which the last look failed."""
         self._has_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.moved_total = 0
@@ -161,15 +171,22 @@ class Mover:
         if known is not None and known <= due_unix_ms:
             return
         self._next[partition] = due_unix_ms
-        if partition not in self._moving:
-            self._push(partition)
+        self._push(partition)
 
     def _push(self, partition: Partition) -> None:
-        heappush(self._heap, (self._next[partition], partition))
+        """Have the heap give a partition its turn, unless it has it, or waits for it."""
+        if partition in self._moving or partition in self._waiting:
+            return
+        heappush(self._heap, (self._next[partition], next(self._pushes), partition))
         if len(self._heap) > 2 * len(self._next) + HEAP_SPARE:
-            self._heap = [(due, one) for one, due in self._next.items() if one not in self._moving]
-            heapify(self._heap)
+            self._fill_heap()
         self._has_changed.set()
+
+    def _fill_heap(self) -> None:
+        busy = self._moving.keys() | self._waiting
+        entries = ((due, next(self._pushes), one) for one, due in self._next.items())
+        self._heap = [entry for entry in entries if entry[2] not in busy]
+        heapify(self._heap)
 
     def forget(self, queue_id: str) -> None:
         """Forget a queue that was deleted."""
@@ -205,6 +222,8 @@ class Mover:
 
     def _round(self) -> float:
         """Begin a round if it is time for one. Returns in how many seconds it is for the next."""
+        if self._jumps != self.clock.jumps_total:
+            self._after_jump()
         now = asyncio.get_running_loop().time()
         rests_s = 0.0 if self._is_behind else self._next_round - now
         if rests_s <= 0:
@@ -215,13 +234,20 @@ class Mover:
             return LOOK_S
         return max(rests_s, self._heap[0][0] / 1000 - self.clock.wall(), 0.0)
 
+    def _after_jump(self) -> None:
+        """Look at everything anew: what was put off, was so by the clock of before."""
+        self._jumps = self.clock.jumps_total
+        self._next = dict.fromkeys(self._next, self.clock.now_unix_ms())
+        self._fill_heap()
+
     def _begin_due(self) -> bool:
         """Give the turn to the partitions that are due, as far as their lanes have turns. Returns
         whether one of them has it."""
         now_unix_ms, has_begun = self.clock.now_unix_ms(), False
         while self._heap and self._heap[0][0] <= now_unix_ms:
-            due, partition = heappop(self._heap)
-            if self._next.get(partition) != due or partition in self._moving:
+            due, _, partition = heappop(self._heap)
+            busy = partition in self._moving or partition in self._waiting
+            if busy or self._next.get(partition) != due:
                 continue  # out of date
             if not self._is_ours(partition):
                 self._put_off(partition, NOT_OURS_S)
@@ -231,7 +257,8 @@ class Mover:
                 self._begin(partition, lane)
                 has_begun = True
             else:
-                self._held.setdefault(lane, []).append(partition)
+                self._held[lane].append(partition)
+                self._waiting.add(partition)
         return has_begun
 
     def _begin(self, partition: Partition, lane: int) -> None:
@@ -244,20 +271,22 @@ class Mover:
     def _on_moved(self, partition: Partition, lane: int, _: asyncio.Task[None]) -> None:
         del self._moving[partition]
         self._turns[lane] -= 1
+        held = self._held[lane]
+        while held and self._turns[lane] < TURNS:
+            one = held.popleft()
+            self._waiting.remove(one)
+            if one in self._next and self._is_ours(one) and not self.clock.doubt_s:
+                self._begin(one, lane)
+            elif one in self._next:
+                self._push(one)
         if partition in self._next:
             self._push(partition)
-        held = self._held.pop(lane, [])
-        for one in held:  # they are due: the heap gives them their turn, in the order of times
-            if one in self._next:
-                self._push(one)
-                self._is_behind = True
         self._has_changed.set()
 
     def _put_off(self, partition: Partition, seconds: float) -> None:
         """Look at a partition again after this time."""
         self._next[partition] = int((self.clock.wall() + seconds) * 1000)
-        if partition not in self._moving:
-            self._push(partition)
+        self._push(partition)
 
     def _is_ours(self, partition: Partition) -> bool:
         presence = self._presence
@@ -277,7 +306,7 @@ class Mover:
             read = await self._storage.due.first(
                 partition,
                 int(asked_unix_s * 1000),
-                count_max=MESSAGES_PER_MOVE,
+                count_max=self._fewer.get(partition, MESSAGES_PER_MOVE),
                 bytes_max=BYTES_PER_MOVE,
             )
             for number in read.damaged:
@@ -289,9 +318,12 @@ class Mover:
                 self._is_behind = True
             is_done = not read.messages or await self._append(queue, partition, read)
             if not is_done:  # some have gone or changed since they were read
+                self._fewer[partition] = max(1, len(read.messages) // 2)
                 self.noticed(partition, self.clock.now_unix_ms())
-            elif read.next_unix_ms is not None:
-                self.noticed(partition, read.next_unix_ms)
+                return
+            self._fewer.pop(partition, None)
+            if read.next_unix_ms is not None:  # behind those that are due by now
+                self.noticed(partition, max(read.next_unix_ms, self.clock.now_unix_ms()))
         except TocsinError as error:
             logger.info("scheduled messages of %s wait: %s", partition, error)
             self._put_off(partition, AGAIN_S)
@@ -347,34 +379,47 @@ class Mover:
 
     async def _look(self) -> None:
         """Find out what is due, of all queues at first. Over a shared store go on, some queues at a
-        time, because notices are lost."""
-        await self._look_at([queue.queue_id for queue in self._metadata.list_all_queues()])
-        while self._presence.is_shared or self._to_look_at:
-            await asyncio.sleep(LOOK_S)
+        time, because notices are lost. Those whose storage does not answer are asked again."""
+        self._to_look_at = self._all_queues()
+        while True:
             try:
-                if not self._to_look_at:
-                    queues = self._metadata.list_all_queues()
-                    self._to_look_at = [queue.queue_id for queue in queues]
+                again, self._unknown = (
+                    self._unknown[:QUEUES_PER_LOOK],
+                    self._unknown[QUEUES_PER_LOOK:],
+                )
                 some = self._to_look_at[:QUEUES_PER_LOOK]
                 del self._to_look_at[:QUEUES_PER_LOOK]
-                await self._look_at(some)
+                await asyncio.gather(*map(self._look_at, {*some, *again}))
             except Exception:
                 logger.exception("what is scheduled is not known: unexpected")
+            if not self._to_look_at:
+                if self._presence.is_shared:
+                    self._to_look_at = self._all_queues()
+                elif not self._unknown:
+                    return
+            if self._presence.is_shared or not self._to_look_at:
+                await asyncio.sleep(LOOK_S)
 
-    async def _look_at(self, queue_ids: Iterable[str]) -> None:
-        for queue_id in queue_ids:
-            try:
-                asked_unix_s = self.clock.wall()
-                for state in await self._storage.due.states(queue_id):
-                    self._is_believed_at(state.partition, state.store_unix_ms, asked_unix_s)
-                    if state.first_unix_ms is not None:
-                        self._on_due(state.partition, state.first_unix_ms)
-            except Exception as error:
-                if not isinstance(error, TocsinError):
-                    logger.exception("what is scheduled in %s is not known: unexpected", queue_id)
-                elif self._metadata.queue_by_id(queue_id) is not None:
-                    logger.info("what is scheduled in %s is not known yet: %s", queue_id, error)
-                self._to_look_at.append(queue_id)
+    def _all_queues(self) -> list[str]:
+        return [queue.queue_id for queue in self._metadata.list_all_queues()]
+
+    async def _look_at(self, queue_id: str) -> None:
+        try:
+            asked_unix_s = self.clock.wall()
+            for state in await self._storage.due.states(queue_id):
+                self._is_believed_at(state.partition, state.store_unix_ms, asked_unix_s)
+                if state.first_unix_ms is not None:
+                    self._on_due(state.partition, state.first_unix_ms)
+                elif not self._is_ours(state.partition):
+                    self._next.pop(state.partition, None)  # others have moved all of it
+        except Exception as error:
+            if self._metadata.queue_by_id(queue_id) is None:
+                return  # it was deleted
+            if not isinstance(error, TocsinError):
+                logger.exception("what is scheduled in %s is not known: unexpected", queue_id)
+            else:
+                logger.info("what is scheduled in %s is not known yet: %s", queue_id, error)
+            self._unknown.append(queue_id)
 
 
 def moved_record(

@@ -264,7 +264,7 @@ class ScheduledMessages:
             settings = queue.settings
             if await self._storage.due.change(
                 changed,
-                bytes_max=settings.bytes_max,
+                bytes_max=settings.bytes_max if settings.overflow == "reject" else 0,
                 due_bytes_max=settings.due_bounds[1],
             ):
                 return await self._shown(queue, changed, NOTHING)

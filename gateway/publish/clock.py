@@ -63,8 +63,8 @@ class BelievedClock:
     def _told(self, is_believed: bool) -> bool:
         if not is_believed and not self._has_warned:
             logger.warning(
-                "%s: no message with a time is accepted, and no scheduled message is delivered, for "
-                "%.0f s, unless an operator says that the clock is right",
+                "%s: no message with a time is accepted, and no scheduled message is "
+                "delivered, for %.0f s, unless an operator says that the clock is right",
                 self.doubt_text(),
                 DOUBT_S,
             )

@@ -250,7 +250,8 @@ def _parts(log: StoredLog, after: DuePlace | None) -> list[tuple[str, tuple[int,
     if after is None:
         return [("TRUE", ())]
     due_unix_ms = min(max(after.due_unix_ms, 0), DUE_UNIX_MS_MAX)  # it comes from a client
-    row_id = codec.due_row_id(log.row_id, min(max(after.number, 0), limits.OFFSET_MAX))
+    number = min(max(after.number, -1), limits.OFFSET_MAX)
+    row_id = codec.due_row_id(log.row_id, 0) + number  # -1: before number 0
     return [
         ("due_unix_ms = ? AND id > ?", (due_unix_ms, row_id)),
         ("due_unix_ms > ?", (due_unix_ms,)),

@@ -382,6 +382,17 @@ async def test_a_store_that_is_a_server_tells_its_time(
         assert all(one is not None and before_ms <= one <= after_ms for one in told)
 
 
+async def test_a_place_before_the_first_number_leaves_out_nothing(store: Storage) -> None:
+    """A list of several partitions goes on behind another one's place of the same time."""
+    await schedule(store, 5, 5)
+    read = await store.due.look(P0, after=DuePlace(due_unix_ms(5), -1))
+    assert [one.number for one in read.messages] == [0, 1]
+    read = await store.due.look(P0, after=DuePlace(due_unix_ms(5), 0))
+    assert [one.number for one in read.messages] == [1]
+    read = await store.due.look(P0, key_hash=7, after=DuePlace(due_unix_ms(5), -1))
+    assert [one.number for one in read.messages] == [0, 1]
+
+
 # --- Bounds -------------------------------------------------------------------------------------
 
 

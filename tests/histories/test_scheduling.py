@@ -257,6 +257,103 @@ async def test_a_start_looks_again_where_the_storage_did_not_answer(town: Town) 
     await again.stop()
 
 
+@town(2)
+async def test_a_queue_that_cannot_be_looked_at_hides_no_other(town: Town) -> None:
+    """P1: notices of the other queues are lost, too."""
+    one, two = town.gateways
+    for gateway in town.gateways:
+        Clocks(gateway.broker.mover)
+    group = await town.group(partitions=8)
+    session, _ = await two.consumer(group)
+    broken = await one.queue(name="broken")
+    for gateway in town.gateways:
+        gateway.storage.due.is_deaf = True
+        real = gateway.storage.due.real.states
+
+        async def states(queue_id: str, real: Any = real) -> Any:
+            if queue_id == broken.queue_id:
+                raise Refused("storage_unavailable")
+            return await real(queue_id)
+
+        vars(gateway.storage.due)["states"] = states
+    await asyncio.sleep(10)
+    await outcomes(one, *(message(n, f"k{n}", delay_s=1) for n in range(20)))
+    assert await becomes(lambda: len(session.bodies) == 20) < 10
+
+
+@town(1)
+async def test_what_was_put_off_by_a_wrong_clock_comes_by_the_right_one(town: Town) -> None:
+    """R32: the clock is set during a read of what is due."""
+    (one,) = town.gateways
+    clocks, mover = Clocks(one.broker.mover), one.broker.mover
+    session, _ = await one.consumer(await town.group(**LONG))
+    town.memory.clock = lambda: int(clocks.begin_unix_s * 1000)  # it stands: apart in a minute
+    one.storage.due.stall("first")
+    await outcomes(one, message("a", delay_s=1))
+    await asyncio.sleep(3)
+    clocks.set_s += 365 * 86_400
+    one.storage.due.well()
+    town.memory.clock = lambda: None
+    await becomes(lambda: mover.clock.doubt_s)
+    clocks.set_s -= 365 * 86_400
+    await becomes(lambda: session.bodies == ["a"], 2 * DOUBT_S)
+
+
+@town(1)
+async def test_a_backlog_of_one_partition_does_not_hold_up_the_others(town: Town) -> None:
+    """P8: its rest comes behind what is due elsewhere."""
+    (one,) = town.gateways
+    Clocks(one.broker.mover)
+    session, _ = await one.consumer(await town.group(partitions=8), credit=1000)
+    await outcomes(one, *(message(n, "busy", delay_s=5) for n in range(200)))
+    await outcomes(one, *(message(f"other {n}", f"k{n}", delay_s=5) for n in range(30)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.delivery.mover.MESSAGES_PER_MOVE", 5)
+        patch.setattr("gateway.delivery.mover.TURNS", 1)
+        await becomes(lambda: len(session.bodies) == 230, 60)
+    # Those of its own partition come behind it, as their numbers say.
+    others = [str(body).startswith("other") for body in session.bodies]
+    assert sum(others[:100]) > 15, session.bodies
+
+
+@town(1)
+async def test_a_message_that_is_changed_all_the_time_does_not_hold_up_its_partition(
+    town: Town,
+) -> None:
+    """P8: its move does not happen, those of the others do."""
+    (one,) = town.gateways
+    Clocks(one.broker.mover)
+    session, _ = await one.consumer(await town.group(**LONG))
+    stored = await outcomes(one, *(message(n, f"k{n}", delay_s=1) for n in range(9)))
+    number, real = stored[8].number, town.memory.due
+    move = one.storage.due.real.move
+
+    async def raced(messages: Any, append: Any) -> Any:
+        for found in await real.find(messages[0].partition, [number]):
+            await real.change(found)
+        return await move(messages, append)
+
+    due: Any = one.storage.due
+    due.move = raced
+    await becomes(lambda: len(session.bodies) == 8, 30)
+    assert 8 not in session.bodies
+    due.move = move
+    await becomes(lambda: len(session.bodies) == 9, 30)
+
+
+@town(2)
+async def test_what_others_have_moved_is_not_remembered(town: Town) -> None:
+    """P9."""
+    for gateway in town.gateways:
+        Clocks(gateway.broker.mover)
+    session, _ = await town.gateways[0].consumer(await town.group(partitions=8))
+    messages = [message(n, f"k{n}", delay_s=1) for n in range(50)]
+    await outcomes(town.gateways[0], *messages)
+    await becomes(lambda: len(session.bodies) == 50)
+    await asyncio.sleep(10)
+    assert [len(gateway.broker.mover._next) for gateway in town.gateways] == [0, 0]
+
+
 @town(1)
 async def test_a_storage_that_takes_its_time_is_waited_for(town: Town) -> None:
     """P9: what falls due meanwhile in the same partition is not looked for again and again. (Time
