@@ -22,7 +22,7 @@ Run = list[int]
 """[partition, first offset, count]."""
 SCHEMA: Final = 3
 _SCHEDULED: Final = 7
-"""Of each so many frames of a queue, one was scheduled, and is due at its time."""
+"""Every seventh frame of a queue was scheduled, and is due at its time."""
 _US: Final = 1_000_000
 TENANT: Final = "default"
 _CAUSES: Final = ("none",) * 7 + ("credit", "credit", "key_held")

@@ -701,19 +701,19 @@ class MemoryDueStore:
         return DueRead(tuple(opened), next_unix_ms, damaged, at.log.generation, told)
 
     async def move(self, messages: Sequence[DueMessage], append: Append) -> Appended | None:
-        wall = self._storage.enter()
-        header = open_header(append)
+        wall, header = self._storage.enter(), open_header(append)
         due_rules.check_moved(messages, header)
-        at = self._storage.find(append.partition)
-        applied = self._storage.take_lost_answer()
+        at, applied = self._storage.find(append.partition), self._storage.take_lost_answer()
         if applied is False:
             raise Unknown("the answer of the storage was lost")
         waiting = {} if at is None else {number: one.message for number, one in at.due.items()}
         if at is None or not due_rules.are_there(messages, waiting):
             return None
-        ids = due_rules.ids_of_moved(messages, at.log.next_offset)
+        marks = due_rules.marks_of_moved(messages, at.log.next_offset)
+        window_s = append.dedup_window_s
         appended, size = due_rules.append_moved(at.log, messages, header)
-        at.remember(ids, due_rules.marks_bucket(wall, append.dedup_window_s), wall)
+        at.remember(marks, due_rules.marks_bucket(wall, window_s), wall)
+        at.remember(due_rules.ids_of_moved(messages, window_s), id_bucket(wall, window_s), wall)
         for message in messages:
             del at.due[message.number]
         sealed = at.sealer.seal(append.partition, append.header, append.payload, header.count)

@@ -322,8 +322,8 @@ class Mover:
                 self.noticed(partition, self.clock.now_unix_ms())
                 return
             self._fewer.pop(partition, None)
-            if read.next_unix_ms is not None:  # behind those that are due by now
-                self.noticed(partition, max(read.next_unix_ms, self.clock.now_unix_ms()))
+            if read.next_unix_ms is not None:
+                self.noticed(partition, read.next_unix_ms)
         except TocsinError as error:
             logger.info("scheduled messages of %s wait: %s", partition, error)
             self._put_off(partition, AGAIN_S)

@@ -128,13 +128,14 @@ def move_args(
         append.partition.number,
         append.durability,
         wall_unix_ms,
-        marks_bucket(wall_unix_ms, append.dedup_window_s),
+        id_bucket(wall_unix_ms, append.dedup_window_s) if append.dedup_window_s > 0 else 0,
         min(header.published_unix_ms, wall_unix_ms),
         checksum(append.partition, append.header, sealed),
         append.header,
         sealed,
         header.count,
         sum(header.sizes),
+        marks_bucket(wall_unix_ms, append.dedup_window_s),
         *moved,
     ]
 

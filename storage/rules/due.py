@@ -110,16 +110,23 @@ def check_offsets(log: PartitionLog, count: int) -> None:
         raise Refused("limit_reached", "the partition has given out every offset that it has")
 
 
-def ids_of_moved(messages: Sequence[DueMessage], first: int) -> list[tuple[bytes, int]]:
-    """Return (digest, place) of what is to be remembered of messages that move to the offsets from
-    `first` on: their ids still name their tickets (P4), and their tickets lead to the offsets."""
-    ids = [(one.digest, TICKET + one.number) for one in messages if has_id(one.digest)]
-    return ids + [(fate_mark(one.number), first + at) for at, one in enumerate(messages)]
+def ids_of_moved(messages: Sequence[DueMessage], dedup_window_s: float) -> list[tuple[bytes, int]]:
+    """Return (digest, place) of the client ids of messages that move: they still name the tickets
+    (P4). They are remembered for the window; [] without one."""
+    if dedup_window_s <= 0:
+        return []
+    return [(one.digest, TICKET + one.number) for one in messages if has_id(one.digest)]
+
+
+def marks_of_moved(messages: Sequence[DueMessage], first: int) -> list[tuple[bytes, int]]:
+    """Return (digest, place) by which the tickets of messages that move lead to the offsets from
+    `first` on. They are remembered until `marks_bucket`."""
+    return [(fate_mark(one.number), first + at) for at, one in enumerate(messages)]
 
 
 def marks_bucket(wall_unix_ms: int, dedup_window_s: float) -> int:
-    """Return the time (unix ms) until which is remembered what became of messages that leave the
-    due store now: as `id_bucket`, but for FATES_S_MIN at least, whatever ids count."""
+    """Return the time (unix ms) until which is remembered what became of tickets whose messages
+    leave the due store now: as `id_bucket`, but for FATES_S_MIN at least, whatever ids count."""
     return id_bucket(wall_unix_ms, max(dedup_window_s, FATES_S_MIN))
 
 

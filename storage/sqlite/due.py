@@ -29,6 +29,7 @@ from storage.rules.due import (
     ids_of_cancelled,
     ids_of_moved,
     marks_bucket,
+    marks_of_moved,
 )
 from storage.sqlite import codec, due_rows
 from storage.sqlite.codec import ROWS_MAX, StoredLog
@@ -58,9 +59,12 @@ def move(state: WriteState, messages: Sequence[DueMessage], append: Append) -> A
     if not are_there(messages, waiting):
         return None
     sealed = state.sealer.seal(append.partition, append.header, append.payload, header.count)
-    ids = ids_of_moved(messages, log.next_offset)
+    marks = marks_of_moved(messages, log.next_offset)
     appended, size = append_moved(log, messages, header)
-    state.ids.remember(log.row_id, ids, marks_bucket(state.wall_unix_ms(), append.dedup_window_s))
+    wall, window_s = state.wall_unix_ms(), append.dedup_window_s
+    state.ids.remember(log.row_id, marks, marks_bucket(wall, window_s))
+    if ids := ids_of_moved(messages, window_s):
+        state.ids.remember(log.row_id, ids, id_bucket(wall, window_s))
     state.due.delete(row_ids_of(log, numbers))
     state.add_record(log, Effect(appended, size), header, append.header, sealed)
     state.changed(log)

@@ -393,6 +393,24 @@ async def test_a_place_before_the_first_number_leaves_out_nothing(store: Storage
     assert [one.number for one in read.messages] == [0, 1]
 
 
+@pytest.mark.layouts
+async def test_an_id_counts_for_the_window_after_the_move_and_a_ticket_for_longer(
+    store: Storage, clock: Clock
+) -> None:
+    """P4: who uses an id again after the window sends a new message."""
+    assert await schedule(store, 5, ids=["x"]) == ["due 0"]
+    found = await waiting(store)
+    assert await store.due.move(found, record_of(found, dedup_window_s=10))
+    assert await schedule(store, 5, ids=["x"]) == ["due 0 again"]
+    clock.unix_s += 30
+    assert await schedule(store, 5, ids=["x"]) == ["due 1"]
+    assert isinstance(await store.due.fate(P0, 0), Stored)
+    found = await waiting(store)
+    assert await store.due.move(found, record_of(found, dedup_window_s=0))
+    assert await schedule(store, 5, ids=["x"]) == ["due 2"]
+    assert isinstance(await store.due.fate(P0, 1), Stored)
+
+
 # --- Bounds -------------------------------------------------------------------------------------
 
 

@@ -288,6 +288,11 @@ async def test_what_was_put_off_by_a_wrong_clock_comes_by_the_right_one(town: To
     clocks, mover = Clocks(one.broker.mover), one.broker.mover
     session, _ = await one.consumer(await town.group(**LONG))
     town.memory.clock = lambda: int(clocks.begin_unix_s * 1000)  # it stands: apart in a minute
+
+    async def unavailable(queue_id: str) -> Any:
+        raise Refused("storage_unavailable")
+
+    vars(one.storage.due)["states"] = unavailable  # no look makes up for it
     one.storage.due.stall("first")
     await outcomes(one, message("a", delay_s=1))
     await asyncio.sleep(3)
@@ -306,7 +311,15 @@ async def test_a_backlog_of_one_partition_does_not_hold_up_the_others(town: Town
     Clocks(one.broker.mover)
     session, _ = await one.consumer(await town.group(partitions=8), credit=1000)
     await outcomes(one, *(message(n, "busy", delay_s=5) for n in range(200)))
-    await outcomes(one, *(message(f"other {n}", f"k{n}", delay_s=5) for n in range(30)))
+    await outcomes(one, *(message(f"other {n}", f"k{n}", delay_s=5.02) for n in range(30)))
+    due: Any = one.storage.due
+    move = due.move
+
+    async def slow(messages: Any, append: Any) -> Any:
+        await asyncio.sleep(0.01)
+        return await move(messages, append)
+
+    due.move = slow
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gateway.delivery.mover.MESSAGES_PER_MOVE", 5)
         patch.setattr("gateway.delivery.mover.TURNS", 1)
@@ -418,6 +431,7 @@ def test_nothing_is_moved_while_the_clock_of_the_store_says_something_else(
         await session.take(1)
         await outcomes(one, message("b", delay_s=5))
         town.memory.clock = lambda: int((clocks.wall() - apart_s) * 1000)
+        one.storage.due.stall("states")  # no look finds out: the move does
         await becomes(lambda: mover.clock.doubt_s)
         assert (round(mover.clock.jump_s), mover.clock.is_apart) == (apart_s, True)
         (note,) = one.broker.notes()

@@ -123,15 +123,15 @@ local function row_in(prefix, n, number, version)
   return nil
 end
 
--- args: partition, level, wall ms, id bucket, published ms, checksum, header, payload, count,
--- bytes as JSON of what moves, as a record of the log; then for each message its number and its
--- version. The answer is that of `append`; empty: one of them does not wait in that version,
+-- args: partition, level, wall ms, bucket of client ids (0: they are not remembered), published ms,
+-- checksum, header, payload, count, bytes as JSON of what moves, as a record of the log; bucket of
+-- what became of tickets; then for each message its number and its version. The answer is that of `append`; empty: one of them does not wait in that version,
 -- nothing has happened. The rows go before the record comes, so that this takes next to no
 -- memory at memory's end either.
 change('due_move', function(prefix, args)
   local n, moved, seen = args[1], {}, {}
   local log = partition_of(prefix, n)
-  for place = 11, log and #args or 0, 2 do
+  for place = 12, log and #args or 0, 2 do
     local number = tonumber(args[place])
     local row = row_in(prefix, n, number, args[place + 1])
     if not row or seen[number] then
@@ -150,18 +150,19 @@ change('due_move', function(prefix, args)
   if first + count > OFFSET_MAX then
     return refused('limit_reached', 'the partition has given out every offset that it has')
   end
-  local ids, left = {}, 0
+  local ids, marks, left = {}, {}, 0
   for place, one in ipairs(moved) do
     local digest, bytes = take_due(prefix, n, one[1], one[2])
     left = left + bytes
-    if digest then
+    if digest and args[4] ~= '0' then
       ids[#ids + 1], ids[#ids + 2] = digest, text(TICKET + one[1])
     end
-    ids[#ids + 1], ids[#ids + 2] = fate_mark(one[1]), text(first + place - 1)
+    marks[#marks + 1], marks[#marks + 2] = fate_mark(one[1]), text(first + place - 1)
   end
   count_due(prefix, n, log, -#moved, -left)
   forget_ids(prefix, n, tonumber(args[3]))
   remember_ids(prefix, n, args[4], ids)
+  remember_ids(prefix, n, args[11], marks)
   log.next, log.messages, log.bytes = first + count, log.messages + count, log.bytes + size
   redis.call('HINCRBY', prefix .. 'queue', 'messages', text(count))
   redis.call('HINCRBY', prefix .. 'queue', 'bytes', text(size))
