@@ -40,7 +40,8 @@ def receipt_before_commit() -> None:
         self._state.flush()
         self._handoff.release()
         certified, self._state.certified = self._state.certified, {}
-        self._call(self._deliver, answers, certified)
+        noticed, self._state.noticed = self._state.noticed, {}
+        self._call(self._deliver, answers, certified, noticed)
         time.sleep(COMMIT_DELAY_S)
         if self._connection.in_transaction:
             self._connection.execute("COMMIT")

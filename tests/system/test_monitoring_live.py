@@ -97,6 +97,7 @@ async def works(server: Server, is_over: asyncio.Event) -> None:
             await client.publish_many("orders", more)
             await client.publish("parked", number, key="k")
             await client.publish("orders", number, key="k", id="the same")
+            await client.publish("orders", number, key="later", delay_s=0.1)
             number += 100
             await asyncio.sleep(0.05)
         for task in consumers:

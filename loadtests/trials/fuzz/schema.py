@@ -29,6 +29,8 @@ CASES: Final = 20_000
 TOKEN: Final = "schema-trial"
 QUEUE: Final = "orders"
 GROUP: Final = "billing"
+LATER: Final = "later"
+"""The id of a scheduled message."""
 PER_ROUND_MAX: Final = 25
 """The most cases of one operation and kind in a round, before the next operation or kind has its
 turn."""
@@ -104,7 +106,11 @@ class _Trial:
         self._http.put(f"{url}/v1/queues/{QUEUE}/groups/{GROUP}", json={}, timeout=WAIT_S)
         hello: dict[str, Any] = {"type": "hello", "linger_s": 0}
         opened = self._http.post(f"{url}/v1/sessions", json=hello, timeout=WAIT_S).json()
-        self._known = {"queue": QUEUE, "group": GROUP, "session": opened["session"]}
+        later: dict[str, Any] = {"messages": [{"body": 1, "id": LATER, "delay_s": 86_400}]}
+        self._http.post(f"{url}/v1/queues/{QUEUE}/messages", json=later, timeout=WAIT_S)
+        self._known = {
+            "queue": QUEUE, "group": GROUP, "session": opened["session"], "id": LATER,
+        }  # fmt: skip
 
     def _without_token(self) -> None:
         import requests
