@@ -73,6 +73,13 @@ def number_in(value: object, otherwise: int = 0) -> int:
     return value if isinstance(value, int) else otherwise
 
 
+def count_in(value: object, room: int) -> int:
+    """Return the number of messages of a record whose checksum is not looked at. `room`: the number
+    of offsets up to the next record, which is the answer if damage has left no number that fits."""
+    count = number_in(value)
+    return count if 0 < count <= room else room
+
+
 def bytes_in(value: object) -> bytes:
     """Return the bytes of a column that no checksum has vouched for, whatever type damage has given
     it."""

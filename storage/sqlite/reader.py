@@ -258,8 +258,7 @@ def span(connection: sqlite3.Connection, log: codec.StoredLog, row_id: int) -> i
     end = log.next_offset if after is None else codec.offset_of(after)
     (count,) = connection.execute("SELECT count FROM record WHERE id = ?", (row_id,)).fetchone()
     room = end - codec.offset_of(row_id)
-    count = codec.number_in(count)
-    return count if 0 < count <= room else room
+    return codec.count_in(count, room)
 
 
 def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int) -> int:

@@ -205,8 +205,8 @@ class Trimmer:
         if kind not in _GARBAGE_KINDS or not isinstance(row_id, int):
             self._state.report("damaged: what is left to delete of something that was dropped")
             self._transaction.begin().execute(
-                "DELETE FROM garbage WHERE kind NOT IN ('partition', 'cursor', 'due') "
-                "OR typeof(id) != 'integer'"
+                "DELETE FROM garbage WHERE kind NOT IN (?, ?, ?) OR typeof(id) != 'integer'",
+                _GARBAGE_KINDS,
             )
             return
         if self._sweep_kind(kind, row_id):
@@ -376,10 +376,9 @@ class _Slice:
         ends = [row[0] for row in found[1:]]
         ends.append(codec.record_row_id(self._log.row_id, self._log.next_offset))
         rows: list[tuple[int, int, int, int, int]] = []
-        for end, (row_id, *values) in zip(ends, found, strict=False):
-            count, size, published_unix_ms, stored_bytes = map(codec.number_in, values)
-            room = end - row_id
-            count = count if 0 < count <= room else room
+        for end, (row_id, stated, *values) in zip(ends, found, strict=False):
+            size, published_unix_ms, stored_bytes = map(codec.number_in, values)
+            count = codec.count_in(stated, end - row_id)
             rows.append((row_id, count, max(size, 0), published_unix_ms, stored_bytes))
         return rows
 

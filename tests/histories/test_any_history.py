@@ -7,6 +7,7 @@ in the dead letters (P1).
 import asyncio
 import os
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.delivery.consumer import Consumer
-from gateway.models import PulledMessage
+from gateway.models import PulledMessage, PullSettled
 from metadata.catalog import Group, Queue
 from push.errors import Unknown
 from tests.histories.house import House, Session, eventually, message, offsets_of
@@ -249,20 +250,21 @@ class History:
 
     async def ack_pulled(self, where: Where, one: PulledMessage) -> None:
         """Ack the message until the outcome is known."""
-        while True:
-            with suppress(Unknown):
-                done = await self.house.broker.pulls.ack(self.queue, self.group, [one.receipt])
-                break
-            await asyncio.sleep(0.01)
+        pulls = self.house.broker.pulls
+        done = await self._until_known(lambda: pulls.ack(self.queue, self.group, [one.receipt]))
         if done.settled:
             self.judge.done(where)
 
     async def nack_pulled(self, one: PulledMessage) -> None:
         """Nack the message until the outcome is known. Its partition may move meanwhile."""
+        pulls = self.house.broker.pulls
+        await self._until_known(lambda: pulls.nack(self.queue, self.group, [one.receipt], 0))
+
+    async def _until_known(self, act: Callable[[], Awaitable[PullSettled]]) -> PullSettled:
+        """Repeat an act until its outcome is known, and return that."""
         while True:
             with suppress(Unknown):
-                await self.house.broker.pulls.nack(self.queue, self.group, [one.receipt], 0)
-                return
+                return await act()
             await asyncio.sleep(0.01)
 
     async def restart(self) -> None:
