@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 from gateway.broker import Broker
 from gateway.config import Config
 from metadata.catalog import ANYBODY, Group, Queue
 from metadata.redis.database import found_catalog
 from push.errors import Refused
+from storage.redis import target
 from storage.redis.ops.provision import provision
-from storage.redis.shard import Marks, RedisShard
-from storage.redis.target import parse
-from tests.histories.house import House, eventually, never
+from storage.redis.shard import Marks, RedisShard, Settings
+from tests.histories.house import WAIT_S, House, eventually, never
 from tests.memory import in_memory
 from tests.servers.binaries import binaries
 from tests.servers.layouts import single
@@ -33,7 +35,7 @@ async def emptied(node: Node) -> str:
     """Empty a server, and return its URL, without replicas, as if it were new."""
     node.ask("FLUSHALL")
     url = f"redis://{node.address}:{node.port}"
-    (part,) = await parse(url).parts()
+    (part,) = await target.parse(url).parts()
     await provision(part.settings, INCARNATION, 0)
     shard = await RedisShard.open(part.settings, Marks(INCARNATION))
     await found_catalog(shard)
@@ -50,8 +52,11 @@ class Gateway(House):
         self._config = Config(data_dir=folder, storage=url, encryption=False)
 
     async def open(self) -> None:
-        """Start it."""
-        self.broker = await Broker.open(self._config, on_fatal=never)
+        """Start it. A server that is slow because the machine is busy is waited for, as everything
+        here is: no history is about that."""
+        patient = partial(Settings, silence_s=WAIT_S)
+        with mock.patch.object(target, "Settings", patient):
+            self.broker = await Broker.open(self._config, on_fatal=never)
 
     async def restart(self) -> None:
         """Stop it in an orderly way, and start it again."""
