@@ -42,6 +42,11 @@ class Clocks:
         return self._begin_s + self._loop.time() - self.began
 
 
+async def unavailable(queue_id: str) -> Any:
+    """Answer as a storage that cannot be asked."""
+    raise Refused("storage_unavailable")
+
+
 async def outcomes(house: House, *messages: Message, **options: Any) -> list[Any]:
     """Publish messages; return their outcomes."""
     answered: asyncio.Future[PendingPublish] = asyncio.get_running_loop().create_future()
@@ -57,10 +62,9 @@ async def test_a_delayed_message_comes_when_it_is_due_and_not_before(town: Town)
     clocks = Clocks(one.broker.mover)
     session, _ = await one.consumer(await town.group(**LONG))
     loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
-    (ticket,) = await outcomes(one, message("late", delay_s=10.5))
+    (_, ticket) = await outcomes(one, message("now"), message("late", delay_s=10.5))
     assert isinstance(ticket, DueTicket)
     assert abs(ticket.due_unix_ms / 1000 - clocks.wall() - 10.5) < 1
-    await outcomes(one, message("now"))
     await session.take(2)
     assert session.bodies == ["now", "late"]
     assert 10 < loop.time() - began < 12
@@ -160,11 +164,15 @@ async def test_a_resend_has_the_first_ticket_before_and_after_the_move(town: Tow
 async def test_a_message_lives_from_the_move_on(town: Town) -> None:
     """R13: its time to live does not pass while it waits."""
     (one,) = town.gateways
-    Clocks(one.broker.mover)
+    clocks = Clocks(one.broker.mover)
     session, _ = await one.consumer(await town.group(**LONG))
-    await outcomes(one, message("x", ttl_s=60, delay_s=200))
+    due = int((clocks.wall() + 200) * 1000)
+    await outcomes(one, message("x", ttl_s=60, deliver_at_unix_ms=due))
     await becomes(lambda: session.bodies, 300)
     assert session.bodies == ["x"]
+    read = await town.memory.read(Partition(one.find().queue_id, 0), 0, bytes_max=1)
+    (record,) = read.records
+    assert due + 60_000 <= record.expires_unix_ms(0) < due + 62_000
 
 
 @town(1)
@@ -288,9 +296,6 @@ async def test_what_was_put_off_by_a_wrong_clock_comes_by_the_right_one(town: To
     clocks, mover = Clocks(one.broker.mover), one.broker.mover
     session, _ = await one.consumer(await town.group(**LONG))
     town.memory.clock = lambda: int(clocks.begin_unix_s * 1000)  # it stands: apart in a minute
-
-    async def unavailable(queue_id: str) -> Any:
-        raise Refused("storage_unavailable")
 
     vars(one.storage.due)["states"] = unavailable  # no look makes up for it
     one.storage.due.stall("first")
@@ -482,6 +487,7 @@ def test_a_move_whose_answer_is_lost_happens_once(answers: str, tmp_path: Any) -
         (one,) = town.gateways
         Clocks(one.broker.mover)
         session, _ = await one.consumer(await town.group(**LONG))
+        vars(one.storage.due)["states"] = unavailable  # no look makes up for it
         await outcomes(one, message("a", delay_s=5), message("b", delay_s=6))
         town.memory.lose_next_answer(applied=answers == "lost")
         await session.take(2)
