@@ -33,9 +33,9 @@ from storage.rules.due import (
 )
 from storage.sqlite import codec, due_rows
 from storage.sqlite.codec import ROWS_MAX, StoredLog
-from storage.sqlite.due_rows import find_waiting, row_ids_of
+from storage.sqlite.due_rows import find_remembered, find_waiting, read_buckets, row_ids_of
 from storage.sqlite.reader import StoreReader, log_of, unpack_log
-from storage.sqlite.state import WriteState, find_remembered, read_buckets
+from storage.sqlite.state import WriteState
 from storage.sqlite.writer import StoreWriter
 
 # --- Tasks of the writer ------------------------------------------------------------------------

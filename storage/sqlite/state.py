@@ -5,16 +5,15 @@ statement per table. So a task that is refused has written nothing, an append ne
 its partition and producers are hot, and nothing is undone: if a commit fails the process stops.
 Used by the writer's thread alone.
 
-Partitions and producer lines are here, and client ids (R8), which are compared whole and remembered
-by buckets of time; cursors are in `storage.sqlite.cursors`, scheduled messages in
-`storage.sqlite.due_rows`.
+Partitions and producer lines are here; cursors are in `storage.sqlite.cursors`, scheduled messages
+and client ids in `storage.sqlite.due_rows`.
 """
 
 import os
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,6 @@ from push.storage_port import Append, Appended, Sealer, Start
 from storage.rules.append import (
     Dropped,
     Effect,
-    IdBuckets,
     ProducerLine,
     QueueTotal,
     append_record,
@@ -41,14 +39,10 @@ from storage.rules.append import (
 from storage.rules.cursor import start_floor
 from storage.rules.due import check_sealable, due_messages
 from storage.sqlite import codec
-from storage.sqlite.codec import ROWS_MAX, StoredLog, Transaction, insert, update
+from storage.sqlite.codec import StoredLog, Transaction, insert, update
 from storage.sqlite.cursors import CURSORS_CACHED_WEIGHT_MAX, CursorWriteState
-from storage.sqlite.due_rows import DueRows
+from storage.sqlite.due_rows import DueRows, IdState
 
-_INSERT_ID: Final = insert("client_id", "partition, until_unix_ms, digest, place, checksum")
-_FIND_IDS: Final = "SELECT digest, place, until_unix_ms, checksum FROM client_id WHERE"
-_SLICE: Final = 2000
-"""Number of client ids deleted at a time."""
 _FREE_CHECK_S: Final = 0.5
 """Least time between two looks at the free space, in seconds. A disk written at 500 MB/s loses less
 than the reserve meanwhile."""
@@ -76,114 +70,6 @@ class FreeSpace:
     def _look(self) -> int:
         space = os.statvfs(self._folder)
         return space.f_bavail * space.f_frsize
-
-
-def read_buckets(connection: sqlite3.Connection, partition_row: int) -> IdBuckets:
-    """Return the buckets of client ids that a partition has in the file."""
-    buckets = IdBuckets()
-    until = 0
-    while until is not None:
-        (until,) = connection.execute(
-            "SELECT min(until_unix_ms) FROM client_id WHERE partition = ? AND until_unix_ms > ? "
-            "AND typeof(until_unix_ms) = 'integer'",
-            (partition_row, until),
-        ).fetchone()
-        if until is not None:
-            buckets.add(until)
-    return buckets
-
-
-def find_remembered(
-    connection: sqlite3.Connection,
-    partition_row: int,
-    live: Sequence[int],
-    digests: Sequence[bytes],
-    report: Callable[[str], None],
-) -> dict[bytes, int]:
-    """Return digest -> place of those of these client ids that these buckets have in the file."""
-    found: dict[bytes, int] = {}
-    for low in range(0, len(digests), ROWS_MAX):
-        some = digests[low : low + ROWS_MAX]
-        rows = connection.execute(
-            f"{_FIND_IDS} partition = ? AND until_unix_ms IN ({','.join('?' * len(live))}) "
-            f"AND digest IN ({','.join('?' * len(some))})",
-            (partition_row, *live, *some),
-        ).fetchall()
-        for digest, offset, until, checksum in rows:
-            if codec.row_checksum(partition_row, until, digest, offset) == checksum:
-                found[digest] = offset
-            else:
-                report(f"a client id in partition row {partition_row} is damaged")
-    return found
-
-
-class IdState:
-    """The buckets of client ids that each partition has, and the ids that are not written yet."""
-
-    def __init__(self, transaction: Transaction, report: Callable[[str], None]) -> None:
-        self._transaction = transaction
-        self._report = report
-        self._buckets: dict[int, IdBuckets] = {}
-        self.unwritten: dict[tuple[int, bytes], tuple[int, int]] = {}
-        """(partition row, digest) -> (offset, until) of ids that `flush` has to write."""
-
-    def forget(self, partition_row: int) -> None:
-        """Forget which buckets the partition has. They are read from the file when needed again."""
-        self._buckets.pop(partition_row, None)
-
-    def buckets(self, partition_row: int) -> IdBuckets:
-        """Return the partition's buckets of client ids, from memory or from the file."""
-        buckets = self._buckets.get(partition_row)
-        if buckets is None:
-            buckets = read_buckets(self._transaction.connection, partition_row)
-            self._buckets[partition_row] = buckets
-        return buckets
-
-    # enforces: R8
-    def find(self, partition_row: int, wall_unix_ms: int, digests: list[bytes]) -> dict[bytes, int]:
-        """Return digest -> offset of those of these client ids that are remembered."""
-        found: dict[bytes, int] = {}
-        ask: list[bytes] = []
-        for digest in digests:
-            unwritten = self.unwritten.get((partition_row, digest))
-            if unwritten is not None:
-                found[digest], _ = unwritten
-            else:
-                ask.append(digest)
-        live = self.buckets(partition_row).live(wall_unix_ms)
-        if ask and live:
-            connection = self._transaction.connection
-            found.update(find_remembered(connection, partition_row, live, ask, self._report))
-        return found
-
-    def remember(self, partition_row: int, ids: Iterable[tuple[bytes, int]], until: int) -> None:
-        """Remember (digest, offset) until this time (unix ms)."""
-        self.buckets(partition_row).add(until)
-        for digest, offset in ids:
-            self.unwritten[(partition_row, digest)] = (offset, until)
-
-    def flush(self) -> None:
-        """Write the new ids, inside the batch's transaction."""
-        rows: list[codec.Row] = []
-        for (row, digest), (offset, until) in self.unwritten.items():
-            checksum = codec.row_checksum(row, until, digest, offset)
-            rows.append((row, until, digest, offset, checksum))
-        _INSERT_ID.execute(self._transaction.begin(), rows)
-        self.unwritten.clear()
-
-    def drop_passed(self, partition_row: int, wall_unix_ms: int) -> bool:
-        """Delete a slice of the ids whose time has passed. Returns whether there may be more."""
-        buckets = self.buckets(partition_row)
-        for until in buckets.passed(wall_unix_ms):
-            gone = self._transaction.begin().execute(
-                "DELETE FROM client_id WHERE partition = ? AND until_unix_ms = ? AND digest IN "
-                "(SELECT digest FROM client_id WHERE partition = ? AND until_unix_ms = ? LIMIT ?)",
-                (partition_row, until, partition_row, until, _SLICE),
-            )
-            if gone.rowcount == _SLICE:
-                return True
-            buckets.remove(until)
-        return False
 
 
 PARTITIONS_CACHED_MAX: Final = 20_000
@@ -452,8 +338,8 @@ class WriteState:
             log,
             append,
             header,
-            line_of=partial(self._line, row_id, line_bucket(wall)),
             find_ids=self._find_ids(log, wall),
+            line_of=partial(self._line, row_id, line_bucket(wall)),
             refuse=refuse,
         )
         self._changed_partitions[row_id] = log
