@@ -190,8 +190,9 @@ class Mover:
 
     def forget(self, queue_id: str) -> None:
         """Forget a queue that was deleted."""
-        for partition in [one for one in self._next if one.queue_id == queue_id]:
-            del self._next[partition]
+        for known in (self._next, self._fewer):
+            for partition in [one for one in known if one.queue_id == queue_id]:
+                del known[partition]
 
     def facts(self) -> dict[str, object]:
         """Describe the mover to operators."""

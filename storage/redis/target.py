@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from storage.redis.cluster import SLOTS, ClusterPrimary, parts_of
 from storage.redis.connection import Address, Reach
-from storage.redis.discovery import by_sentinels, fixed
+from storage.redis.discovery import Find, by_sentinels, fixed
 from storage.redis.shard import Settings
 
 Kind = Literal["single", "sentinel", "cluster"]
@@ -30,6 +30,8 @@ NAME_DEFAULT: Final = "tocsin"
 CLUSTER_DEFAULT: Final = "main"
 """Name of a storage cluster whose URL has none."""
 CLUSTERS_MAX: Final = 64
+SILENCE_S: Final = 2.0
+"""Longest time for a reply of a server that a URL names, in seconds (`Settings.silence_s`)."""
 _FILES: Final = ("ca_file", "cert_file", "key_file")
 _LABELS: Final = ("cluster", "zone")
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -69,10 +71,13 @@ class Target:
         """
         find = fixed(self.places[0])
         if self.kind == "cluster":
-            return await parts_of(self.places, Settings(find, self.reach))
+            return await parts_of(self.places, self._settings(find))
         if self.kind == "sentinel":
             find = by_sentinels(self.places, self.name, self.reach)
-        return [ClusterPrimary(((0, SLOTS - 1),), Settings(find, self.reach))]
+        return [ClusterPrimary(((0, SLOTS - 1),), self._settings(find))]
+
+    def _settings(self, find: Find) -> Settings:
+        return Settings(find, self.reach, silence_s=SILENCE_S)
 
 
 def parse(text: str) -> Target:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from unittest import mock
+
+import pytest
 
 from gateway.broker import Broker
 from gateway.config import Config
@@ -13,7 +13,7 @@ from metadata.redis.database import found_catalog
 from push.errors import Refused
 from storage.redis import target
 from storage.redis.ops.provision import provision
-from storage.redis.shard import Marks, RedisShard, Settings
+from storage.redis.shard import Marks, RedisShard
 from tests.histories.house import WAIT_S, House, eventually, never
 from tests.memory import in_memory
 from tests.servers.binaries import binaries
@@ -54,8 +54,8 @@ class Gateway(House):
     async def open(self) -> None:
         """Start it. A server that is slow because the machine is busy is waited for, as everything
         here is: no history is about that."""
-        patient = partial(Settings, silence_s=WAIT_S)
-        with mock.patch.object(target, "Settings", patient):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(target, "SILENCE_S", WAIT_S)
             self.broker = await Broker.open(self._config, on_fatal=never)
 
     async def restart(self) -> None:

@@ -355,6 +355,9 @@ async def test_a_message_that_is_changed_all_the_time_does_not_hold_up_its_parti
     due.move = raced
     await becomes(lambda: len(session.bodies) == 8, 30)
     assert 8 not in session.bodies
+    await becomes(lambda: one.broker.mover._fewer)
+    one.broker.mover.forget(one.find().queue_id)
+    assert not one.broker.mover._fewer, "nor is it remembered of a queue that was deleted"
     due.move = move
     await becomes(lambda: len(session.bodies) == 9, 30)
 
