@@ -125,9 +125,9 @@ end
 
 -- args: partition, level, wall ms, bucket of client ids (0: they are not remembered), published ms,
 -- checksum, header, payload, count, bytes as JSON of what moves, as a record of the log; bucket of
--- what became of tickets; then for each message its number and its version. The answer is that of `append`; empty: one of them does not wait in that version,
--- nothing has happened. The rows go before the record comes, so that this takes next to no
--- memory at memory's end either.
+-- what became of tickets; then for each message its number and its version. The answer is that of
+-- `append`; empty: one of them does not wait in that version, nothing has happened. The rows go
+-- before the record comes, so that this takes next to no memory at memory's end either.
 change('due_move', function(prefix, args)
   local n, moved, seen = args[1], {}, {}
   local log = partition_of(prefix, n)
